@@ -1,15 +1,15 @@
-"""Finds the device files of a CDI (container device interface) device from the CDI specs.
+"""Finds the device files of a CDI (Container Device Interface) device from the CDI specs.
 
-A vendor's tool, a device plugin or a DRA driver writes spec files (JSON or YAML) into ``/etc/cdi`` (static)
-or ``/var/run/cdi`` (generated while the node runs). A spec has a kind, ``vendor.com/class``, and devices with
-names; a container is given ``vendor.com/class=name``, and the runtime makes the edits that the spec lists for
-it. Edits of the spec as a whole apply to each of its devices (control nodes), so they say nothing about a
-location and are not read here. A device in a later directory replaces one of the same name in an earlier
-directory; the same name twice in one directory is a conflict, and the name then resolves to nothing (CDI
-specification 1.1).
+A vendor's tool, a device plugin or a DRA (Dynamic Resource Allocation) driver writes spec files (JSON or
+YAML) into ``/etc/cdi`` (static) or ``/var/run/cdi`` (generated while the node runs). A spec has a kind,
+``vendor.com/class``, and devices with names. A container requests ``vendor.com/class=name``, and the runtime
+makes the edits that the spec lists for this device. Edits of the spec as a whole apply to each of its devices
+(control nodes), so they say nothing about a location and are not read here. A device in a later directory
+replaces a device of the same name in an earlier directory. The same name twice in one directory is a
+conflict, and the name resolves to no device (CDI specification 1.1).
 
-Specs are read on demand, if they have changed since. The amount read is bounded, and an invalid spec is
-reported once and ignored: the runtime, not we, decides what such a spec means for the container.
+Specs are read on demand, if they have changed since the last time. The amount read is bounded. An invalid
+spec is reported once and ignored: the runtime decides what such a spec means for the container.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CdiSpecs:
     """The specs in some directories.
 
     Args:
-        roots: The directories, a later one before an earlier one.
+        roots: The directories; a later directory overrides an earlier one.
         report_problem: Takes a message about an invalid file, once for each version of the file.
     """
 
@@ -62,12 +62,12 @@ class CdiSpecs:
         self._devices: dict[str, CdiDevice] = {}
 
     def device(self, name: str) -> CdiDevice | None:
-        """Return the device of ``vendor.com/class=name``; None where no spec defines it."""
+        """Return the device of ``vendor.com/class=name``; None if no spec defines it."""
         self._refresh()
         return self._devices.get(name)
 
     def names(self) -> list[str]:
-        """Return the names of all devices, in their order."""
+        """Return the names of all devices, sorted."""
         self._refresh()
         return sorted(self._devices)
 
@@ -78,7 +78,7 @@ class CdiSpecs:
             self._listing = listing
 
     def _list(self) -> dict[str, _Stamp]:
-        """List spec files, the last directory first: the bound cuts off the least important."""
+        """List spec files, the last directory first, so that the bound cuts off the least important files."""
         files: dict[str, _Stamp] = {}
         for root in reversed(self._roots):
             try:
@@ -108,7 +108,7 @@ class CdiSpecs:
         self._devices = {name: device for name, device in devices.items() if device.spec}
 
     def _directory(self, root: Path) -> dict[str, CdiDevice]:
-        """Return the devices of one directory; those in conflict have no spec."""
+        """Return the devices of one directory; devices in conflict have an empty ``spec``."""
         device_of: dict[str, CdiDevice] = {}
         for path, (_, devices) in self._read.items():
             if os.path.dirname(path) != str(root):  # noqa: PTH120 - thousands of names, no files
@@ -135,7 +135,7 @@ class CdiSpecs:
 
 def _stamp(path: str) -> _Stamp | None:
     try:
-        file = os.stat(path)  # noqa: PTH116 - called for each file at each question
+        file = os.stat(path)  # noqa: PTH116 - called for each file at each lookup
     except OSError:
         return None
     return (file.st_mtime_ns, file.st_size, file.st_ino) if modes.S_ISREG(file.st_mode) else None
@@ -154,7 +154,7 @@ def _devices(spec: object) -> _Devices:
     """Return the host paths of each device of a spec.
 
     Raises:
-        ValueError: It is no spec.
+        ValueError: The value is not a CDI spec.
     """
     kind, devices = (spec.get("kind"), spec.get("devices")) if isinstance(spec, dict) else (None, None)
     if not isinstance(kind, str) or not all(kind.partition("/")) or not isinstance(devices, list):

@@ -1,20 +1,24 @@
 """The online CPUs, and the core, package, die and cluster of each.
 
-A CPU counts when it is online. ``cpu/online`` says so; kernels without that file are queried CPU by CPU: the
-directory ``cpuN`` has ``topology/`` (it is gone while the CPU is offline), and the file ``online`` in it, if
-there is one, is not 0 (cpu0 of many machines has none, as it cannot be taken offline).
+Only online CPUs count. The file ``cpu/online`` lists them. On a kernel without that file, each CPU is
+checked: it is online if its directory ``cpuN`` has ``topology/`` (the kernel removes it while the CPU is
+offline) and the file ``cpuN/online``, if there is one, is not 0 (cpu0 of many machines has none because it
+cannot be taken offline).
 
-The levels carry two generations of names (``core_cpus``, before Linux 5.3 ``thread_siblings``). Ids are no
-names: a package id can be -1, a core id restarts in every package or die, a die or cluster id of -1 (65535
-for an old cluster) means that the machine has no such level, whatever the set next to it says.
+The levels have two generations of file names (``core_cpus`` was ``thread_siblings`` before Linux 5.3). The
+kernel's ids cannot serve as names: a package id can be -1, and core ids start again in every package or die.
+A die or cluster id of -1 (65535 for a cluster on old kernels) means that the machine has no such level,
+whatever the set next to it says.
 
 The kernel reports a level (core, package, last-level cache ...) as one set per CPU: the CPUs that share it
 with this CPU. On a live kernel those sets agree: all members of a set report that same set, and the sets are
-the groups. They disagree while CPUs come and go, on some firmware, and in edited snapshots. Then a set has as
-many votes as members that report it, and each CPU joins the set with most votes among those that contain it;
-among equals its own, else the one of the lowest CPU. The CPUs that joined one set are a group.
+the groups. They disagree while CPUs come and go, on some firmware, and in edited snapshots. In that case a
+set has as many votes as it has members that report it, and each CPU joins the set with the most votes among
+the sets that contain the CPU. Among sets with equally many votes, the CPU joins the set that it reports
+itself; if that is not among them, the set that contains the lowest CPU. The CPUs that joined the same set are
+a group.
 
-Groups are named by their lowest CPU: kernel ids restart in every package, or are -1.
+Groups are named by their lowest CPU, because kernel ids start again in every package, or are -1.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ def partition(reported: Mapping[int, int]) -> dict[int, int]:
     """Divide CPUs into groups, from the sets that they report.
 
     Args:
-        reported: CPU to the set that it reports to be in, itself included. CPUs without one are left out.
+        reported: CPU to the set that it reports, which contains the CPU itself. CPUs that report no set are
+            left out.
 
     Returns:
         CPU to its group, as bits; a group holds only CPUs of ``reported``.
@@ -90,7 +95,7 @@ class Levels(Struct, frozen=True):
     Attributes:
         groups: Level to CPU to group (bits). A level without data is an empty mapping, except ``core``.
         core_id, package_id: Raw kernel ids by CPU.
-        missing: Levels that every machine has and the kernel does not report, by their names in the machine
+        missing: Levels that every machine has but the kernel does not report, by their names in the machine
             facts.
     """
 
@@ -101,7 +106,7 @@ class Levels(Struct, frozen=True):
 
 
 def read_cpu_lists(tree: SysfsTree) -> CpuLists:
-    """Find the online CPUs; the set is empty where the tree has none."""
+    """Find the online CPUs; the set is empty if the tree has none."""
     ids = tree.numbered(CPU_DIR, "cpu")
     directories = sum(1 << i for i in ids)
     online = tree.id_list(f"{CPU_DIR}/online")
@@ -116,7 +121,7 @@ def read_cpu_lists(tree: SysfsTree) -> CpuLists:
 
 
 def _reported(tree: SysfsTree, online: int, cpus: Sequence[int], names: Sequence[str]) -> dict[int, int]:
-    """Read the set that each CPU reports for one level: the first of ``names`` that holds the CPU itself."""
+    """Read each CPU's set for one level, from the first file of ``names`` whose set contains the CPU."""
     reported: dict[int, int] = {}
     for cpu in cpus:
         for name in names:
@@ -134,13 +139,13 @@ def _numbers(tree: SysfsTree, cpus: Sequence[int], name: str) -> dict[int, int]:
 
 def _packages(tree: SysfsTree, online: int, cpus: Sequence[int], ids: Mapping[int, int]) -> dict[int, int]:
     reported = _reported(tree, online, cpus, ("package_cpus", "core_siblings"))
-    # CPUs whose set is missing (old kernels; a CPU that was just brought up) are ordered by their id.
+    # CPUs whose set is missing (old kernels; a CPU that was just brought up) are grouped by their package id.
     by_id = by_key({cpu: ids[cpu] for cpu in cpus if cpu not in reported and cpu in ids})
     return partition({**reported, **by_id})
 
 
 def read_levels(tree: SysfsTree, online: int) -> Levels:
-    """Read all levels above the CPU but the caches.
+    """Read all levels above the CPU, except the caches.
 
     Args:
         tree: The sysfs.
@@ -160,7 +165,7 @@ def read_levels(tree: SysfsTree, online: int) -> Levels:
         "cluster": partition(_reported(tree, online, with_cluster, ("cluster_cpus",))),
     }
     first = f"{CPU_DIR}/cpu{cpus[0]}/topology" if cpus else ""
-    for level in ("book", "drawer"):  # mainframes only; one look spares every other machine two reads a CPU
+    for level in ("book", "drawer"):  # mainframes only; one check saves all other machines two reads per CPU
         if tree.exists(f"{first}/{level}_siblings"):
             groups[level] = partition(_reported(tree, online, cpus, (f"{level}_siblings",)))
     reported = (("thread siblings", cores), ("package siblings", packages))

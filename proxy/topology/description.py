@@ -1,8 +1,9 @@
-"""Reads machines from a description instead of sysfs: from JSON, or from a few numbers.
+"""Reads a machine from a JSON description instead of sysfs.
 
-The JSON is that of ``machine_to_json``; by hand, ``cpu_rows`` and ``numa.nodes`` are enough. Everything that
-follows from the rows (groups, counts, CPU lists) is computed again, and must agree with the description where
-that has it too: a description that contradicts itself would make every later answer doubtful.
+The JSON is that of ``machine_to_json``. In a description written by hand, ``cpu_rows`` and ``numa.nodes`` are
+enough. Everything that follows from the rows (groups, counts, CPU lists) is computed again. If the
+description contains it too, both must agree: a description that contradicts itself would make every later
+answer doubtful.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from proxy.topology.facts import COLUMNS
 from proxy.topology.files import MachineDeniedError
 
 SIZE_LIMIT = 64 << 20
-"""Bytes of a description; that of 65536 CPUs has about 5 MiB."""
+"""The most bytes that a description may have; a description of 65536 CPUs has about 5 MiB."""
 _DERIVED = frozenset(
     {"schema", "counts", "cpu_columns", "cpu_rows", "cores", "packages", "dies", "clusters", "llc"}
 )
@@ -68,10 +69,10 @@ def load_machine(path: Path) -> Machine:
 
 
 def machine_from_json(data: object) -> Machine:
-    """Make a machine of its JSON description.
+    """Make a machine from its JSON description.
 
     Raises:
-        TopologyError: The description is not one, is incomplete, or contradicts itself.
+        TopologyError: The data does not describe a machine, is incomplete, or contradicts itself.
     """
     try:
         return _machine(_object(data, "the description"))
@@ -114,7 +115,7 @@ def _machine(data: Mapping[str, object]) -> Machine:
 
 
 def _rows(data: Mapping[str, object]) -> list[Cpu]:
-    """Make the CPUs as the rows have them; package -1 where it is null."""
+    """Make the CPUs from the rows; a package of null becomes -1."""
     columns = data.get("cpu_columns", list(COLUMNS))
     table = data.get("cpu_rows")
     if not isinstance(columns, list) or not {"cpu", "core"} <= set(map(str, columns)) <= set(COLUMNS):
@@ -136,7 +137,7 @@ def _rows(data: Mapping[str, object]) -> list[Cpu]:
 
 
 def _missing(data: Mapping[str, object], rows: list[Cpu]) -> list[str]:
-    """Return the levels that were not reported; packages also when the description does not list them."""
+    """Return the levels that were not reported, with packages if no row names one."""
     missing = data.get("missing")
     names = [str(name) for name in missing] if isinstance(missing, list) else []
     if all(cpu.package < 0 for cpu in rows):
@@ -154,7 +155,7 @@ def _fallback(data: Mapping[str, object], numa: Mapping[str, object], online: Cp
 
 
 def _nodes(numa: Mapping[str, object], rows: list[Cpu]) -> tuple[tuple[NumaNode, ...], dict[str, str]]:
-    """Make the nodes, and the CPUs of their maps where these contradict the rows."""
+    """Make the nodes; if their CPU maps contradict the rows, return the CPUs of the maps too."""
     table = numa.get("nodes")
     if not isinstance(table, list) or not table:
         raise ValueError("numa.nodes must be a list with one object per node (or numa.source 'none')")
@@ -208,7 +209,7 @@ def _hugepages(value: object, node: int) -> dict[int, HugePages] | None:
 
 
 def _caches(data: Mapping[str, object], rows: list[Cpu]) -> dict[int, Cache]:
-    """Make the last-level caches; without an ``llc`` object the groups of the rows are taken as level 3."""
+    """Make the last-level caches; without an ``llc`` object, the groups in the rows count as level 3."""
     members: dict[int, CpuSet] = {}
     for cpu in rows:
         if cpu.llc is not None:

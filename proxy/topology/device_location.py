@@ -1,15 +1,15 @@
 """Finds the location of a device in sysfs.
 
-A device file has two numbers, and ``/sys/dev/char/MAJ:MIN`` (or ``block``) is a link to its directory below
-``/sys/devices``. Such a directory lies in that of the device that carries it, up to the PCI function, which
-has a file ``numa_node``. So the nearest ancestor directory with that file has the node. -1 means that the
-firmware did not report one; a node that the machine does not have is a firmware error; both mean: near to
-none.
+A device file has two numbers, and ``/sys/dev/char/MAJ:MIN`` (or ``block``) is a link to the device's
+directory below ``/sys/devices``. This directory lies in the directory of its parent device, and so on up to
+the PCI function, which has a file ``numa_node``. So the nearest ancestor directory with that file gives the
+node. A value of -1 means that the firmware did not report a node. A node that the machine does not have is a
+firmware error. In both cases the device counts as near no NUMA node.
 
 A few devices are not found that way:
 
-- A disk made of others (device mapper, md, multipath NVMe) is a virtual device; it is where its parts are,
-  which it lists as ``slaves/`` or, for NVMe, as controllers of its subsystem.
+- A disk made of other disks (device mapper, md, multipath NVMe) is a virtual device. Its location is that of
+  its parts, which it lists as ``slaves/`` or, for NVMe, as controllers of its subsystem.
 - A VFIO group is a virtual device; its members are in ``/sys/kernel/iommu_groups/N/devices``.
 - NVIDIA's driver makes no directory in sysfs; it lists its cards by PCI address in
   ``/proc/driver/nvidia/gpus``.
@@ -41,9 +41,9 @@ class DeviceLocation(Struct, frozen=True):
     """The NUMA nodes of a device.
 
     Attributes:
-        nodes: NUMA nodes; None where it is near to none, or that is unknown.
-        source: Where the nodes came from, as text.
-        functions: Addresses of the PCI functions that carry it; empty where none does.
+        nodes: NUMA nodes; None if the device is near no NUMA node, or its nodes are unknown.
+        source: The source of ``nodes``, or the reason why there are none, as text.
+        functions: Addresses of the device's PCI functions; empty if it has none.
     """
 
     nodes: Mask | None
@@ -52,7 +52,7 @@ class DeviceLocation(Struct, frozen=True):
 
 
 def combined(places: Iterable[DeviceLocation]) -> DeviceLocation | None:
-    """Return the location of a device that consists of several; only known ones count. None without any."""
+    """Return the location of a device with several parts, from parts with known nodes; None if no parts."""
     all_places = list(places)
     located = [place for place in all_places if place.nodes is not None] or all_places
     if not located:
@@ -87,22 +87,23 @@ class SysfsDeviceLookup:
             minor: Its minor number.
 
         Returns:
-            None where sysfs does not know the device.
+            None if sysfs does not list the device.
         """
         return self.at(f"dev/{kind}/{major}:{minor}")
 
     def iommu_group(self, group: int) -> DeviceLocation | None:
-        """Find the members of an IOMMU group; None where there is no such group, or it is empty."""
+        """Find the members of an IOMMU group; None if there is no such group, or it is empty."""
         directory = f"kernel/iommu_groups/{group}/devices"
         return combined(
             self._locate_all(f"{directory}/{name}" for name in self._sys.names(directory)[:_PARTS])
         )
 
     def nvidia(self, minor: int) -> DeviceLocation | None:
-        """Find a card of NVIDIA's by the minor number of its device file; None where the driver has none."""
+        """Find an NVIDIA card by the minor number of its device file; None if the driver does not list it."""
         names = tuple(self._proc.names(_GPUS))
         if names != self._cards[0]:
-            # The file takes the driver's lock, so it is read once a card and not once a container.
+            # Reading the file takes the driver's lock, so it is read once per card and not once per
+            # container.
             texts = {name: self._proc.text(f"{_GPUS}/{name}/information") or "" for name in names}
             minors = {int(m[1]): name for name, text in texts.items() if (m := _MINOR.search(text))}
             self._cards = (names, minors)
@@ -110,7 +111,7 @@ class SysfsDeviceLookup:
         return None if address is None else self.at(f"bus/pci/devices/{address.lower()}")
 
     def at(self, path: str) -> DeviceLocation | None:
-        """Find the device that a path below ``/sys`` leads to; None where there is none."""
+        """Find the device that a path below ``/sys`` leads to; None if there is none."""
         return combined(self._locate_all((path,)))
 
     def _locate_all(self, paths: Iterable[str], depth: int = 0) -> list[DeviceLocation]:
@@ -126,7 +127,7 @@ class SysfsDeviceLookup:
         return locations
 
     def _real(self, path: str) -> str | None:
-        """Follow links; None where they lead to no device or out of the tree."""
+        """Follow links; None if they lead to no device or out of the tree."""
         root = str(self._sys.root)
         real = os.path.realpath(f"{root}/{path}")
         inner = real.removeprefix(f"{root}/")
@@ -164,7 +165,7 @@ class SysfsDeviceLookup:
         if text == "-1":
             return DeviceLocation(None, f"{device} has no NUMA node", function)
         node = int(text) if text.isascii() and text.isdigit() and len(text) < 7 else -1
-        # A kernel without NUMA has no node directories: all there is, is node 0.
+        # A kernel without NUMA has no node directories: its only node is node 0.
         if node in (self._sys.numbered("devices/system/node", "node") or [0]):
             return DeviceLocation(Mask((node,)), f"numa_node of {device}", function)
         message = f"{device} has NUMA node {text[:20]!r}, which this machine does not have"

@@ -1,11 +1,11 @@
-"""Finds the NUMA nodes that the devices of a container are near to.
+"""Finds the NUMA nodes that the devices of a container are near.
 
-In a create request devices are paths of the host and CDI names. A path is a device file, or a directory,
-which means all device files in it; a CDI name means the device files that its spec lists. ``device_location``
-finds their location in sysfs. A path without a location, judging by its name (``device_files``), is left out
-of the answer, and a directory in which nothing has a location is one entry.
+A create request names devices by host paths and by CDI (Container Device Interface) names. A path is a device
+file, or a directory, which stands for all device files in it. A CDI name stands for the device files that its
+spec lists. ``device_location`` finds their location in sysfs. The answer leaves out paths whose name shows
+that they have no location (``device_files``). A directory in which no device has a location is one entry.
 
-Nothing here fails: a device that cannot be found is one whose NUMA nodes are unknown.
+Nothing here fails: if a device cannot be found, its NUMA nodes are unknown.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class SysfsDevices:
     Args:
         sysfs_root: The root of sysfs, usually ``/sys``.
         dev_root: The directory of device files, usually ``/dev``.
-        cdi_roots: Directories of CDI specs, a later one before an earlier one.
+        cdi_roots: Directories of CDI specs; a later directory overrides an earlier one.
         procfs_root: The root of procfs, usually ``/proc``.
-        stat: Returns the type of a file, as ``os.stat``.
+        stat: Returns the type of a file, as ``os.stat`` does.
         report_problem: Takes a message about an invalid CDI spec, once for each version of a file.
     """
 
@@ -77,7 +77,7 @@ class SysfsDevices:
         """Find the NUMA nodes of devices.
 
         Returns:
-            One entry for each device, in the order of the request; none for paths without a location.
+            One entry for each device, in the order of the request; no entry for paths without a location.
         """
         devices: dict[str, LocatedDevice] = {}
         for path in (*request.paths, *request.mounts):
@@ -135,7 +135,7 @@ class SysfsDevices:
         return located or [(f"/dev/{directory}", DeviceLocation(None, "no device in it has a NUMA node"))]
 
     def _inside(self, directory: str) -> list[tuple[str, os.stat_result]]:
-        """List the device files in a directory and in those below; links lead elsewhere and are left out."""
+        """List the device files in a directory and its subdirectories; do not follow links."""
         device_files: list[tuple[str, os.stat_result]] = []
         for name in self._walk(directory, _DEPTH):
             file = self._file(name)
@@ -187,5 +187,5 @@ class SysfsDevices:
 
 
 def _kind(file: os.stat_result) -> str:
-    """Return sysfs' word for a device file's kind; empty for other files."""
+    """Return the word that sysfs uses for the kind of a device file; an empty string for other files."""
     return "char" if modes.S_ISCHR(file.st_mode) else "block" if modes.S_ISBLK(file.st_mode) else ""

@@ -1,8 +1,8 @@
 """Converts a ``Machine`` to JSON with the field names of the machine facts (schema ``machine-facts/1``).
 
 Sets are Linux lists, groups are named by their lowest online CPU, sizes are bytes. A value that the kernel
-did not report is null, although ``Machine`` has a workable default for it (one package, node 0): the JSON
-shows the values that were read, the ``Machine`` has those that placement uses.
+did not report is null, although ``Machine`` has a usable default for it (one package, node 0): the JSON
+shows the values that were read, ``Machine`` contains the values that placement uses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COLUMNS = ("cpu", "core", "package", "die", "cluster", "llc", "numa", "core_id",
 
 
 def section(extra: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """Return a part of ``Machine.extra`` that is an object, an empty one where it is not there."""
+    """Return a part of ``Machine.extra`` that is an object; an empty object if the part is missing."""
     part = extra.get(name)
     return part if isinstance(part, dict) else {}
 
@@ -111,7 +111,7 @@ def _rows(machine: Machine) -> list[list[int | None]]:
 
 
 def _claimed(machine: Machine) -> dict[int, str]:
-    """Return the CPUs of each node as its map has them; they differ from ours where maps overlap."""
+    """Return the CPUs of each node from its map; they differ from ``NumaNode.cpus`` if maps overlap."""
     claimed = section(section(machine.extra, "numa"), "claimed")
     return {node.id: str(claimed.get(str(node.id), node.cpus)) for node in machine.nodes}
 
@@ -142,7 +142,7 @@ def _numa(machine: Machine) -> dict[str, object]:
 
 
 def _use(has_cpus: bool, mem_bytes: int | None) -> str:
-    """Return the use of a node by what it lacks; a node of unknown memory size counts as one with memory."""
+    """Return the use of a node by what it lacks; a node of unknown memory size counts as having memory."""
     if has_cpus:
         return "cpu_only" if mem_bytes == 0 else ""
     return "empty" if mem_bytes == 0 else "memory_only"

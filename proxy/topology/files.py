@@ -1,13 +1,13 @@
 """Reads a sysfs tree, file by file.
 
-sysfs changes while it is read: a CPU that goes offline takes its files with it, old kernels have fewer files,
-and what a file says can be nonsense in a container or a virtual machine. So every read here answers with a
-value or with None, never with an exception; what was there but could not be understood is kept as a sentence
-in ``SysfsTree.problems``. Which absences matter is decided by the callers.
+sysfs changes while it is read: the files of a CPU disappear when it goes offline. Old kernels have fewer
+files, and the content of a file can be nonsense in a container or a virtual machine. So every read here
+returns a value or None, and raises no exception. Content that cannot be understood is kept as a sentence in
+``SysfsTree.problems``. The callers decide which missing files matter.
 
-Sets come in two spellings, the mask (``ff,00000003``) and the list (``0-1,32-39``). Both become plain
-integers (bit i is id i): thousands of them are read, compared and thrown away, and only the few
-that survive become ``CpuSet``.
+Sets have two formats, the mask (``ff,00000003``) and the list (``0-1,32-39``). Both become plain integers
+(bit i is id i), because thousands of them are read, compared and discarded; only the few that remain become
+``CpuSet``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WORD_BITS = 32
 
 
 class MachineDeniedError(TopologyError):
-    """The machine, or its description, is not readable for this user."""
+    """This user may not read the machine or its description."""
 
     exit_code = PermissionDeniedError.exit_code
 
@@ -87,14 +87,14 @@ class SysfsTree:
         self._lists: dict[str, int] = {}
 
     def text(self, path: str, most: int = _LIMIT) -> str | None:
-        """Return a file's text without blanks and NUL bytes at its ends, or None where it cannot be read.
+        """Return a file's text without blanks and NUL bytes at its ends, or None if it cannot be read.
 
         Args:
             path: The file.
-            most: The number of bytes that is read.
+            most: About the most bytes to read; reading stops after the first chunk that reaches this number.
         """
         try:
-            # O_NONBLOCK: a file of any type, such as a FIFO, must not block the reading.
+            # O_NONBLOCK: no type of file, such as a FIFO, may block the read.
             fd = os.open(self._prefix + path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError):
             return None
@@ -109,7 +109,7 @@ class SysfsTree:
         return data.decode("ascii", "replace").strip(" \t\r\n\0")
 
     def number(self, path: str) -> int | None:
-        """Return the integer in a file; None where there is no file or no integer in it."""
+        """Return the integer in a file; None if there is no file or no integer in it."""
         text = self.text(path)
         if not text:
             return None
@@ -119,7 +119,7 @@ class SysfsTree:
         return None
 
     def mask(self, path: str) -> int | None:
-        """Return the set in a mask file, as bits; None where there is none that can be read."""
+        """Return the set in a mask file, as bits; None if there is no file or no mask in it."""
         text = self.text(path)
         if not text:
             return None
@@ -132,7 +132,10 @@ class SysfsTree:
             return None
 
     def id_list(self, path: str) -> int | None:
-        """Return the set in a list file as bits; an empty file is the empty set, no file is None."""
+        """Return the set in a list file as bits; None if there is no file or no list in it.
+
+        An empty file is the empty set.
+        """
         text = self.text(path)
         if text is None:
             return None
@@ -147,18 +150,18 @@ class SysfsTree:
     def id_set(self, path: str) -> int | None:
         """Return a set that the kernel writes as the mask ``path`` and as the list ``path_list``.
 
-        The mask wins: the two never differ on a live kernel, and where a tree was edited the mask was
-        normally the one kept right.
+        The mask is preferred: the two never differ on a live kernel, and in an edited tree the mask is
+        usually the one that was kept correct.
         """
         bits = self.mask(path)
         return self.id_list(f"{path}_list") if bits is None else bits
 
     def exists(self, path: str) -> bool:
-        """Return whether a name exists, also as a link that leads nowhere."""
+        """Return whether a name exists, even if it is a link without a target."""
         return os.path.lexists(self._prefix + path)
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a directory in ascending order, none where it cannot be listed."""
+        """Return the names in a directory in ascending order; none if it cannot be listed."""
         try:
             return sorted(os.listdir(self._prefix + path))  # noqa: PTH208 - 1 us, not 10
         except (OSError, ValueError):

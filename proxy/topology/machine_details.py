@@ -2,13 +2,13 @@
 
 Everything here is JSON-ready and shaped as ``topoproxy topology --json`` shows it.
 
-``cache/indexK`` describes one cache of a CPU: its level, its type, and the CPUs that share it. The last
-level is the highest one that holds data (type Data or Unified), found for every CPU by itself: CPUs of one
-machine can end at different levels, such as efficiency cores without a share of the L3. A sharing map that
-is empty means that the cache belongs to the CPU's core; a map without the CPU itself cannot be true and
-the cache is passed over.
+``cache/indexK`` describes one cache of a CPU: its level, its type, and the CPUs that share it. The last level
+is the highest one that holds data (type Data or Unified). It is found for each CPU separately, because CPUs
+of one machine can end at different levels, such as efficiency cores without a share of the L3. An empty
+sharing map means that the cache belongs to the CPU's core. A map without the CPU itself must be wrong, so the
+cache is skipped.
 
-The ``id`` file is only reported, not used: many kernels have none, and ids are unique per level only.
+The ``id`` file is only reported, not used: many kernels have none, and ids are unique only within a level.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _last_level(tree: SysfsTree, cpu: int, core: int) -> _LastLevelCache | None:
 def _sharing(tree: SysfsTree, path: str) -> int | None:
     """Read which CPUs share a cache.
 
-    The mask's list has another name, so ``SysfsTree.id_set`` does not fit.
+    The list file is not named after the mask file, so ``SysfsTree.id_set`` cannot read it.
     """
     bits = tree.mask(f"{path}/shared_cpu_map")
     return tree.id_list(f"{path}/shared_cpu_list") if bits is None else bits
@@ -119,10 +119,10 @@ def read_kinds(tree: SysfsTree, cores: Mapping[int, int]) -> dict[str, dict[str,
 
     Args:
         tree: The sysfs.
-        cores: CPU to its core, as bits. A core is of one kind, so that one read a core is enough.
+        cores: CPU to its core, as bits. All CPUs of a core are of one kind, so one read per core is enough.
 
     Returns:
-        Criterion to value to CPUs, for each criterion in which CPUs differ; None where there is none.
+        Criterion to value to CPUs, for each criterion in which CPUs differ; None if there is none.
     """
     kinds: dict[str, dict[str, str]] = {}
     devices = {name: tree.id_list(f"devices/{name}/cpus") for name in _HYBRID_DEVICES}
@@ -144,7 +144,7 @@ def read_kinds(tree: SysfsTree, cores: Mapping[int, int]) -> dict[str, dict[str,
 
 
 def read_files(tree: SysfsTree, online: int) -> dict[str, bool]:
-    """Return which kinds of files the tree has, looking at the first online CPU and at the first node."""
+    """Return which kinds of files the tree has, judging by the first online CPU and the first node."""
     cpu = f"{CPU_DIR}/cpu{lowest(online)}"
     node = f"{NODE_DIR}/node{next(iter(tree.numbered(NODE_DIR, 'node')), 0)}"
     kinds = {f"cpu_{name}": tree.exists(f"{CPU_DIR}/{name}") for name in ("online", "present", "isolated")}
@@ -159,7 +159,7 @@ def read_files(tree: SysfsTree, online: int) -> dict[str, bool]:
 
 
 def read_smt(tree: SysfsTree) -> dict[str, object]:
-    """Read what the kernel reports about SMT as a whole."""
+    """Read the kernel's SMT (simultaneous multithreading) state of the whole machine."""
     return {
         "control": tree.text(f"{CPU_DIR}/smt/control"),
         "active": tree.number(f"{CPU_DIR}/smt/active"),
@@ -167,17 +167,17 @@ def read_smt(tree: SysfsTree) -> dict[str, object]:
 
 
 def read_node_masks(tree: SysfsTree) -> dict[str, object]:
-    """Read the node sets that the kernel lists, as texts; those without a file are left out."""
+    """Read the node sets that the kernel lists, as text; sets without a file are left out."""
     texts = {name: tree.text(f"{NODE_DIR}/{name}") for name in _NODE_MASKS}
     return {name: text for name, text in texts.items() if text is not None}
 
 
 def read_versions(proc: SysfsTree | None) -> dict[str, str | None]:
-    """Read architecture and kernel release from proc; None where it has none.
+    """Read the architecture and the kernel release from proc; None for each that it does not have.
 
-    Kernels before 6.1 have no file for the architecture. ARM, on which not every bind policy is offered, is
-    recognized by ``cpuinfo``: only there a CPU has an implementer. Only its beginning is read, one CPU is
-    enough.
+    Kernels before 6.1 have no file for the architecture. ARM, which does not support every bind policy, is
+    recognized by ``cpuinfo``: only on ARM does a CPU have an implementer. Only the beginning of the file is
+    read, because one CPU is enough.
     """
     if proc is None:
         return {"arch": None, "kernel": None}

@@ -4,9 +4,10 @@ Every online node has a directory ``nodeN``; ids can have holes. A node may have
 and no CPUs (CXL, HBM, a GPU's memory), or neither. A row of ``distance`` has one column per online node in
 ascending order of id: it is never indexed by id.
 
-A CPU is in the one node whose map has it. Where maps overlap (broken firmware), the link ``nodeN/cpuM``
-decides if exactly one node has it, else the node with the fewest CPUs. ``NumaNode`` then holds the CPUs that
-went to it, so that nodes stay disjoint for placement; the maps as they were read are kept with it.
+A CPU is in the node whose map contains it. If maps overlap (broken firmware) and exactly one of these nodes
+has a link ``nodeN/cpuM`` for the CPU, the CPU goes to that node; otherwise it goes to the node with the
+fewest CPUs. ``NumaNode`` holds the CPUs that went to the node, so that nodes stay disjoint for placement;
+``claimed`` holds the maps as they were read.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ NODE_DIR = "devices/system/node"
 
 
 class Nodes(Struct, frozen=True):
-    """The nodes of a tree; empty where it has no node directories.
+    """The nodes of a tree; empty if it has no node directories.
 
     Attributes:
         nodes: Ascending by id.
         of_cpu: CPU to node id; CPUs that are in no node are left out.
-        claimed: Node id to the CPUs of its map, only where maps overlap.
+        claimed: Node id to the CPUs of its map; empty unless maps overlap.
     """
 
     nodes: tuple[NumaNode, ...]
@@ -43,8 +44,8 @@ def _claims(tree: SysfsTree, node: int) -> int:
     """Read the CPUs of a node's map as bits.
 
     Raises:
-        TopologyError: The files are there and say nothing that can be understood. Taking the node for one
-            without CPUs would bind containers to memory far from them.
+        TopologyError: The files exist but cannot be understood. Treating the node as a node without CPUs
+            would bind containers to memory far from them.
     """
     directory = f"{NODE_DIR}/node{node}"
     bits = tree.mask(f"{directory}/cpumap")
@@ -72,7 +73,7 @@ def _node_of_cpu(tree: SysfsTree, claims: Mapping[int, int], cpu: int) -> int | 
 
 
 def _distance(tree: SysfsTree, node: int, count: int) -> tuple[int, ...]:
-    """Read a row of distances; empty where there is none or it does not fit the nodes."""
+    """Read a row of distances; empty if there is no row or it does not fit the nodes."""
     path = f"{NODE_DIR}/node{node}/distance"
     fields = (tree.text(path) or "").split()
     if not fields:
@@ -120,19 +121,19 @@ _SIZE = re.compile(r"hugepages-(\d{1,12})kB")
 
 
 def meminfo(tree: SysfsTree, path: str) -> dict[str, int]:
-    """Read a meminfo file, of ``/proc`` or of a node: field to number (kB where the field has a unit)."""
+    """Read a meminfo file, of ``/proc`` or of a node: field to number (kB if the field has a unit)."""
     text = tree.text(path)
     return {} if text is None else {name: int(value) for name, value in _FIELD.findall(text)}
 
 
 def mem_total(fields: dict[str, int]) -> int | None:
-    """Return the total memory in bytes, None where meminfo does not have it."""
+    """Return the total memory in bytes, None if meminfo does not have it."""
     total = fields.get("MemTotal")
     return None if total is None else total * _KB
 
 
 def hugepages(tree: SysfsTree, directory: str) -> dict[int, HugePages] | None:
-    """Read a directory of huge page sizes: page size in kB to counts; None where there is no directory.
+    """Read a directory of huge page sizes: page size in kB to counts; None if there is no directory.
 
     Each size has a directory, such as ``hugepages-2048kB``, below a node and below ``kernel/mm``. Kernels
     without these directories report one size in ``/proc/meminfo``.

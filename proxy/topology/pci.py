@@ -1,8 +1,8 @@
 """The PCI functions of a machine in sysfs, with their kind and NUMA nodes.
 
 ``/sys/bus/pci/devices`` lists all functions by address. Bridges and controllers of the board are functions
-too, so only some classes are devices that a container is given (``PciFunction.assignable``). Class codes are
-those of the PCI Code and ID Assignment Specification.
+too, so only functions of some classes are given to containers (``PciFunction.assignable``). The class codes
+are those of the PCI Code and ID Assignment Specification.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class PciFunction(Struct, frozen=True):
 
     Attributes:
         address: Domain, bus, device and function, such as ``0000:3b:00.0``.
-        code: Its class code, six hexadecimal digits; empty where it is not known.
-        vendor, product: Ids, such as ``0x8086``; empty where they are not known.
-        driver: Name of the driver; empty where it has none.
+        code: Its class code, six hexadecimal digits; empty if unknown.
+        vendor, product: Ids, such as ``0x8086``; empty if unknown.
+        driver: Name of the driver; empty if it has none.
         interfaces: Names under which the kernel shows it, such as ``eth1``, ``nvme0`` or ``renderD128``.
-        physical: Address of the physical function where it is a virtual one (SR-IOV); else empty.
-        nodes: NUMA nodes; None where sysfs does not report one.
-        source: Where the nodes came from, or why there are none, as text.
+        physical: For a virtual function (SR-IOV), the address of its physical function; otherwise empty.
+        nodes: NUMA nodes; None if sysfs does not report one.
+        source: The source of ``nodes``, or the reason why there are none, as text.
     """
 
     address: str
@@ -72,12 +72,12 @@ class PciFunction(Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """Its kind as text; empty where its class does not show it."""
+        """Its kind as text; empty if its class is not in the table."""
         return _KINDS.get(self.code[:4]) or _KINDS.get(self.code[:2], "")
 
     @property
     def assignable(self) -> bool:
-        """Whether it is of a class that containers are given, or a virtual function."""
+        """Whether the function is of a class that is given to containers, or is a virtual function."""
         return self.code.startswith(_ASSIGNABLE) or bool(self.physical)
 
 
@@ -120,7 +120,7 @@ def _function(tree: SysfsTree, places: SysfsDeviceLookup, address: str) -> PciFu
 
 
 def _target(tree: SysfsTree, link: str) -> str:
-    """Return the last part of a link's target; empty where there is no link."""
+    """Return the last part of a link's target; empty if there is no link."""
     try:
         return Path(tree.root, link).readlink().name
     except OSError:

@@ -1,18 +1,19 @@
 """The machine as a text picture for the terminal.
 
-Theory. The parts of a machine (sockets, dies, NUMA nodes, L3 groups) are sets of CPUs, and which of two
-levels is the larger differs from machine to machine: an L3 can be part of a NUMA node or span several, one
-node can span four sockets. So nothing is assumed: parts are nested by inclusion, the larger outside, and
-parts with the same CPUs become one line ("socket 0 · node 0 62.9 GiB · L3 32 MiB"). A part that cuts
-through others is named below the tree, as are memory-only nodes and CPUs that do not run.
+The parts of a machine (sockets, dies, NUMA nodes, L3 groups) are sets of CPUs. Which of two levels is the
+larger differs from machine to machine: an L3 can be part of a NUMA node or span several nodes, and one node
+can span four sockets. So the drawing assumes no order: parts are nested by inclusion, with the larger part
+outside, and parts with the same CPUs become one line ("socket 0 · node 0 62.9 GiB · L3 32 MiB"). A part that
+overlaps others without containing them is named below the tree, as are memory-only nodes and CPUs that do not
+run.
 
-The cores stand in the innermost parts. If the tree would be long, neighbours that differ
-only by their position are drawn once.
+The cores are drawn in the innermost parts. If the tree would be long, neighbours that differ only by their
+position are drawn once.
 
-Without owners, alike cores at even steps make a run, ``[0 32] [1 33] … [15 47]``: brackets hold the
+Without owners, similar cores at equal steps form a run, ``[0 32] [1 33] … [15 47]``: brackets hold the
 threads of one core. A run ends where the number of threads, the step, the kind of core or its isolation
-changes, so that hybrid and partly isolated machines show themselves. With owners, a strip: one column per
-core, one row per thread, in each place the tag of the CPU's owner.
+changes, so that hybrid and partly isolated machines are visible as such. With owners, the cores form a strip:
+one column per core, one row per thread, and in each cell the tag of the CPU's owner.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from proxy.topology.facts import has_nodes, has_packages, section
 from proxy.topology.text import cache_size_text, distance_lines, ids_text, memory_text, size_text
 
 _LONG = 40
-"""Lines of tree from which on alike neighbours are drawn once."""
+"""If the tree has more lines than this, similar neighbours are drawn once."""
 _UNCORE_LEVEL = 3
 _MIN_WIDTH = 40
 _CPUS_ROOM = 40
@@ -39,7 +40,7 @@ _ASCII = str.maketrans({"├": "|", "└": "`", "│": "|", "─": "-", "·": ".
 _WHOLE = 6
 """Runs up to this many cores are written in full."""
 _BLOCK = 8
-"""Columns of a strip between two blanks."""
+"""Cores in a strip between two blanks."""
 
 
 Tags = Callable[[int], str]
@@ -80,7 +81,7 @@ def _kind_text(criterion: str, value: str) -> str:
 
 
 def shape(machine: Machine, cpus: CpuSet, owner: Tags | None) -> object:
-    """Return the looks of cores without their ids: equal for parts that can be drawn once."""
+    """Return the appearance of cores without their ids; parts with equal appearance can be drawn once."""
     cores = _cores(machine, cpus)
     if owner is None:
         return tuple(core.key for core in cores)
@@ -97,7 +98,7 @@ def core_lines(
         cpus: The CPUs of the part.
         owner: Tag of each CPU's owner; None lists the cores.
         width: Columns that may be used.
-        paint: Adds colour to a tag; must not change what is seen of it.
+        paint: Adds colour to a tag; must not change its visible text.
     """
     cores = _cores(machine, cpus)
     if owner is not None:
@@ -212,12 +213,12 @@ def render(
     Args:
         machine: The machine to draw.
         owner: Tag of each CPU's owner; without it the cores are listed.
-        width: Columns of the terminal; lines are kept within it where words allow.
+        width: Columns of the terminal; lines stay within it if their words allow.
         ascii: Use ASCII characters only.
-        paint: Adds colour to an owner's tag; must not change what is seen of it.
+        paint: Adds colour to an owner's tag; must not change its visible text.
 
     Returns:
-        Lines joined by newlines, without one at the end.
+        Lines joined by newlines, without a newline at the end.
     """
     width = max(width, _MIN_WIDTH)
     tree, crossing = _nest(machine)
@@ -265,7 +266,7 @@ def _parts(machine: Machine) -> list[_Part]:
 
 
 def _nest(machine: Machine) -> tuple[_Part, list[_Part]]:
-    """Nest the parts by inclusion; return the tree, and the parts that cut through others."""
+    """Nest the parts by inclusion; return the tree, and the parts that overlap others without nesting."""
     top = _Part(machine.online, [])
     crossing: list[_Part] = []
     for part in sorted(_parts(machine), key=lambda part: -len(part.cpus)):
@@ -283,7 +284,7 @@ def _nest(machine: Machine) -> tuple[_Part, list[_Part]]:
 
 
 def _complete(part: _Part) -> None:
-    """Order the inner parts, and give CPUs that are in none of them a part of their own."""
+    """Order the inner parts, and make one more part for the CPUs that are in none of them."""
     if part.inside:
         remaining = part.cpus
         for inner in part.inside:
@@ -296,13 +297,13 @@ def _complete(part: _Part) -> None:
 
 
 def _shape(style: _Style, part: _Part) -> object:
-    """Return the looks of a part without its position."""
+    """Return the appearance of a part without its position."""
     inside = [_shape(style, inner) for inner in part.inside] or shape(style.machine, part.cpus, style.owner)
     return [(name.kind, name.rest) for name in part.names], inside
 
 
 def _inside(style: _Style, part: _Part, width: int) -> list[str]:
-    """Draw what is in a part: inner parts, or else cores."""
+    """Draw the content of a part: its inner parts, or its cores if it has none."""
     if not part.inside:
         return core_lines(style.machine, part.cpus, style.owner, width, style.paint)
     runs = [[inner] for inner in part.inside]
@@ -332,7 +333,7 @@ def _cpus_text(cpus: CpuSet, room: int) -> str:
 
 
 def _same(run: Sequence[_Part], width: int) -> str:
-    """Return the line for parts that look like the one drawn above them."""
+    """Return the line for parts that look like the part drawn above them."""
     first, last = run[0].names[0], run[-1].names[0]
     names = f"{first.kind} {first.number}".rstrip()
     if len(run) > 1:
@@ -343,7 +344,7 @@ def _same(run: Sequence[_Part], width: int) -> str:
 
 
 def _memory_only(machine: Machine) -> list[str]:
-    """Name the nodes without CPUs, those of the same size and distance together."""
+    """Name the nodes without CPUs; nodes with the same size and distance share a line."""
     groups: dict[str, list[int]] = {}
     empty: list[int] = []
     for at, node in enumerate(machine.nodes):

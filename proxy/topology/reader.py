@@ -1,13 +1,13 @@
 """Reads a ``Machine`` from sysfs.
 
-The order matters: first the online CPUs, since every other set is cut down to them; then the levels, the
-caches (which need the cores), the nodes. CPUs can come and go meanwhile, and a CPU that went away in the
-middle looks like one without a package; so the online CPUs are read again at the end, and if they changed
-everything is read once more.
+The order matters: first the online CPUs, because every other set is limited to them; then the levels, the
+caches (which need the cores), and the nodes. CPUs can come and go during the read, and a CPU that disappears
+during it looks like a CPU without a package. So the online CPUs are read again at the end, and if they
+changed, everything is read again (three times at most).
 
-A missing level is no error: many are missing on old kernels, on mainframes and in containers. Without node
-directories all CPUs and all memory are node 0, as the kernel itself sees such a machine. Without an online
-CPU there is nothing to work with.
+A missing level is not an error: many levels are missing on old kernels, on mainframes and in containers.
+Without node directories all CPUs and all memory are node 0, as the kernel itself treats such a machine. A
+machine without an online CPU is an error.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
     """Read a machine.
 
     Args:
-        sysfs_root: Used in place of ``/sys``; a directory that holds ``sys`` (and ``proc``) is taken as well.
-        procfs_root: Used in place of ``/proc``; None: ``proc`` next to the sysfs directory, if it is there.
+        sysfs_root: Used in place of ``/sys``; can also be a directory that contains ``sys`` (and ``proc``).
+        procfs_root: Used in place of ``/proc``; None: ``proc`` next to the sysfs directory, if it exists.
 
     Raises:
         TopologyError: There is no CPU directory, or it may not be read; no CPU is online; or a NUMA node's
@@ -116,7 +116,7 @@ def _read(tree: SysfsTree, proc: SysfsTree, lists: CpuLists) -> Machine:
 
 
 def _compare_memory(tree: SysfsTree, nodes: Nodes, total: int | None) -> None:
-    """Report nodes that hold much less memory than the machine, as in VMs with memory plugged in later."""
+    """Report if the nodes have much less memory than the machine, as in VMs with memory hot-plugged later."""
     if not total or not nodes.nodes or any(node.mem_bytes is None for node in nodes.nodes):
         return
     node_bytes = sum(node.mem_bytes or 0 for node in nodes.nodes)
@@ -151,7 +151,7 @@ def _numa_extra(tree: SysfsTree, nodes: Nodes) -> dict[str, object]:
 
 
 def _mainframe_levels(levels: Levels) -> dict[str, object]:
-    """Return the mainframe levels above the package, where there are any."""
+    """Return the mainframe levels above the package, if there are any."""
     extra: dict[str, object] = {}
     for level in ("book", "drawer"):
         if level in levels.groups:
@@ -164,7 +164,7 @@ def _cpus(online: int, levels: Levels, llc: dict[int, int], nodes: Nodes) -> tup
     names = {
         level: {cpu: lowest(bits) for cpu, bits in groups.items()} for level, groups in levels.groups.items()
     }
-    # A machine that reports no package is one package.
+    # A machine that reports no packages counts as one package.
     packages = names["package"] or dict.fromkeys(CpuSet.from_bits(online), lowest(online))
     return tuple(
         Cpu(
@@ -188,15 +188,16 @@ def _one_node(online: int, mem_bytes: int | None, pages: dict[int, HugePages] | 
 
 
 GRAIN = 64 << 20
-"""Bytes by which the memory of a node may differ from its last size: half of the smallest block that a kernel
-takes offline at once (128 MiB). A balloon driver changes sizes a little all the time."""
+"""A node's memory counts as unchanged if it differs from its last size by less than this number of bytes:
+half of the smallest block that a kernel takes offline at once (128 MiB). A balloon driver changes the size a
+little all the time."""
 
 
 def is_same(machine: Machine, sysfs_root: Path) -> bool:
-    """Return whether CPUs and memory are still as they were read.
+    """Return whether the CPUs and the memory of a machine are unchanged since it was read.
 
-    While a machine runs, CPUs (also one thread of each core, when SMT is switched off), whole NUMA nodes, and
-    blocks of a node's memory may go offline. ``meminfo`` shows the last two: a node whose memory is offline
+    While a machine runs, CPUs (or one thread of each core, when SMT is switched off), whole NUMA nodes, and
+    blocks of a node's memory can go offline. ``meminfo`` shows the last two: a node whose memory is offline
     remains with ``MemTotal`` 0, and disappears only when its memory is removed.
 
     Args:

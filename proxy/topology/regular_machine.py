@@ -28,8 +28,8 @@ def regular_machine(
         cores_per_node: Physical cores in each NUMA node.
         threads: CPUs of each core.
         mem_bytes_per_node: MemTotal of each node in bytes.
-        sibling_offset: True: the threads of a core are numbered apart, by the number of cores (0 and 32, as
-            on most servers); False: side by side (0 and 1).
+        sibling_offset: True: the ids of a core's threads differ by the number of cores (0 and 32, as on most
+            servers). False: the ids are consecutive (0 and 1).
 
     Raises:
         TopologyError: A count is below one, or there would be more CPUs than ids.
@@ -79,7 +79,7 @@ def _facts(threads: int, mem_bytes: int) -> dict[str, object]:
 
 
 def _numbering(cores: int, threads: int, *, sibling_offset: bool) -> Callable[[int, int], CpuSet]:
-    """Return the function from a run of cores (its first and its length) to their CPUs."""
+    """Return a function that maps consecutive cores (the first core and their number) to their CPUs."""
 
     def cpus_of(first: int, count: int) -> CpuSet:
         if sibling_offset:

@@ -1,8 +1,8 @@
 """Writes a ``Machine`` as a sysfs tree into a directory, for ``--sysfs-root``.
 
-It contains what the reader reads, in current file names, as masks and as lists. What the kernel did not
-report about the machine (packages, node directories, the list of present CPUs) is left out again, so that a
-tree written from a machine reads back as an equal machine with equal gaps.
+The tree contains what the reader reads, under the current file names, as masks and as lists. Facts that the
+kernel did not report about the machine (packages, node directories, the list of present CPUs) are left out of
+the tree too. So the tree reads back as an equal machine with the same gaps.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _cpu_lists(machine: Machine) -> dict[str, str]:
     for name in ("control", "active"):
         if (value := section(machine.extra, "smt").get(name)) is not None:
             files[f"smt/{name}"] = str(value)
-    for cpu in machine.present:  # as the kernel: the directory of an offline CPU stays, without topology
+    for cpu in machine.present:  # as in the kernel: an offline CPU keeps its directory, without topology
         files[f"cpu{cpu}/online"] = str(int(cpu in machine.online))
     return {f"sys/{CPU_DIR}/{name}": text for name, text in files.items()}
 
@@ -105,7 +105,7 @@ def _topology(
 
 
 def _cache(machine: Machine, cpu: Cpu, width: int) -> dict[str, str]:
-    """Return the files of one CPU's last-level cache, no others."""
+    """Return the files of one CPU's last-level cache only."""
     if cpu.llc is None:
         return {}
     cache = machine.caches[cpu.llc]
@@ -161,7 +161,7 @@ def _hugepages(pages: Mapping[int, HugePages]) -> dict[str, str]:
 
 
 def _machine_memory(machine: Machine) -> dict[str, str]:
-    """Return the machine's own memory facts; without them the sum of the nodes' memory."""
+    """Return the files of the machine's memory: from its own facts, or if it has none, the nodes' sum."""
     memory = section(machine.extra, "memory")
     files: dict[str, str] = {}
     total = memory.get("total_bytes") if memory else sum(node.mem_bytes or 0 for node in machine.nodes)

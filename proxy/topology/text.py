@@ -25,13 +25,13 @@ def size_text(size: float) -> str:
 
 
 def cache_size_text(size: str) -> str:
-    """Write a cache size as sysfs has it (``32768K``) in the largest fitting unit."""
+    """Write a cache size, in sysfs form (``32768K``), in the largest fitting unit."""
     number, unit = size[:-1], _SUFFIXES.get(size[-1:], 0)
     return size_text(int(number) * _STEP**unit) if unit and number.isdigit() else size
 
 
 def ids_text(ids: IdSet, room: int) -> str:
-    """Write a set as a list; one that is longer than ``room`` by its ends, with the step if it is even."""
+    """Write a set as a list; if that is longer than ``room``, as ``0…8``, or for equal steps ``0,2,…,8``."""
     text = str(ids)
     if len(text) <= room or len(ids) <= 3:
         return text
@@ -54,7 +54,7 @@ def memory_text(node: NumaNode) -> str:
 
 
 def distance_lines(machine: Machine, width: int) -> list[str]:
-    """Draw the distances between nodes, nodes without CPUs and memory left out; nothing for one node."""
+    """Draw the distances between nodes that have CPUs or memory; nothing for fewer than two such nodes."""
     ids = [node.id for node in machine.nodes]
     at = [i for i, node in enumerate(machine.nodes) if node.cpus or node.mem_bytes != 0]
     if len(at) < 2 or not all(machine.nodes[i].distance for i in at):
@@ -80,7 +80,7 @@ def distance_lines(machine: Machine, width: int) -> list[str]:
 
 
 def _by_distance(node: int, row: Sequence[int], ids: Sequence[int]) -> str:
-    """Write one row as distance: nodes, the nearest first; for tables wider than the terminal."""
+    """Write one row as "distance to nodes", the nearest first, if the table is wider than the terminal."""
     near: dict[int, list[int]] = {}
     for other, distance in zip(ids, row, strict=True):
         near.setdefault(distance, []).append(other)

@@ -17,7 +17,7 @@ import socket
 KOBJECT_UEVENT = 15
 """NETLINK_KOBJECT_UEVENT of linux/netlink.h."""
 FROM_THE_KERNEL = 1
-"""The group of the kernel's own events; udev sends its processed ones to another."""
+"""The group of the kernel's own events; udev sends the events that it has processed to another group."""
 ACTIONS = (b"online", b"offline", b"add", b"remove")
 DIRECTORIES = (b"/devices/system/cpu/cpu", b"/devices/system/memory/memory", b"/devices/system/node/node")
 LONGEST = 8192
@@ -37,7 +37,7 @@ class Uevents:
         """Subscribe.
 
         Raises:
-            OSError: The kernel, or the sandbox that we run in, denies it.
+            OSError: The kernel, or the sandbox in which the daemon runs, denies the subscription.
         """
         kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
         self._socket = socket.socket(socket.AF_NETLINK, kind, KOBJECT_UEVENT)
@@ -52,7 +52,7 @@ class Uevents:
         return self._socket.fileno()
 
     def changed(self) -> bool:
-        """Read all events; return whether one is about CPUs or memory, or events were lost.
+        """Read the waiting events; return whether one is about CPUs or memory, or events were lost.
 
         Raises:
             OSError: No further events can be received.
@@ -66,7 +66,7 @@ class Uevents:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                is_changed = True  # more came than could wait: anything may have happened
+                is_changed = True  # the kernel's queue overflowed: anything may have happened
             else:
                 is_changed = concerns(message) or is_changed
         return is_changed
@@ -77,7 +77,7 @@ class Uevents:
 
 
 def listen() -> tuple[Uevents | None, str]:
-    """Subscribe where that is possible; else None, and why not."""
+    """Subscribe if that is possible; otherwise return None and the reason."""
     try:
         return Uevents(), ""
     except OSError as error:

@@ -1,10 +1,11 @@
 """Reads a small YAML file of another program with little memory, long after the start of the process.
 
-``yaml.load`` has two faults for that. Its C loader recurses on the C stack, so a file of nothing but brackets
-ends the process. And the daemon unloads ``yaml`` once it has its configuration (``memory_trim``); when it is
-imported again, its C part still creates nodes of the unloaded classes, which its Python part then does not
-recognise. The parser below both has neither fault: it returns a flat sequence of events, which are
-distinguished by name here. Every scalar stays text; tags are ignored.
+``yaml.load`` has two faults for this use. First, its C loader recurses on the C stack, so a file that
+contains only brackets crashes the process. Second, the daemon unloads ``yaml`` once it has read its
+configuration (``memory_trim``); when ``yaml`` is imported again, its C part still creates nodes of the
+unloaded classes, which its Python part does not recognise. The event parser, on which the loaders are built,
+has neither fault: it returns a flat sequence of events, which are distinguished by name here. Every scalar
+stays text; tags are ignored.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ _DEPTH = 32
 
 
 def read_yaml(text: str) -> object:
-    """Read the first document of a YAML text, as dictionaries, lists and strings; None where there is none.
+    """Read the first document of a YAML text, as dictionaries, lists and strings; None if there is none.
 
     Raises:
-        ValueError: It is not YAML, or is nested deeper than is sensible.
+        ValueError: The text is not YAML, or is nested too deeply (``_DEPTH``).
     """
     import yaml
 
@@ -29,7 +30,7 @@ def read_yaml(text: str) -> object:
                 break
     except ValueError:
         raise
-    except Exception as error:  # noqa: BLE001 - the forgotten classes, see above: YAMLError may not be ours
+    except Exception as error:  # noqa: BLE001 - YAMLError can be of an unloaded class, see above
         raise ValueError(" ".join(str(error).split())) from None
     return builder.root
 
@@ -78,5 +79,5 @@ class _EventBuilder:
             key.append(value)
         else:
             name = key.pop()
-            # A key may be a list in YAML, which no dictionary takes and no spec has.
+            # In YAML a key may be a list, which cannot be a dictionary key; no spec has such keys.
             target[name if isinstance(name, str) else str(id(name))] = value

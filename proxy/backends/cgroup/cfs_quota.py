@@ -2,18 +2,17 @@
 
 Theory (Linux scheduler/sched-bwc.rst, cgroup-v2.rst "CPU Interface Files"; each refusal seen on kernel 6.18).
 
-* v1 has ``cpu.cfs_quota_us`` (-1: none) and ``cpu.cfs_period_us`` in the cpu controller's hierarchy, which is
-  often mounted together with cpuacct. A quota counts by its ratio to the period: a group's must not exceed
-  that of its nearest ancestor that has one, nor fall short of one below it; else the write fails with EINVAL.
-  The root cannot be written. Removing a quota always succeeds: such a group is held by its ancestors alone.
-  So quotas are removed from the top, where a group below would still be limited; they are restored from the
-  bottom, the greater one last.
-* v2 has ``cpu.max``, "quota period" or "max period"; a single word leaves the period as it is. Any value is
-  accepted; the smallest one among the group and its ancestors applies. Groups have the file where their
-  parent's ``cgroup.subtree_control`` has ``cpu``.
-* The period is never changed here: it stays as it was set.
+* v1 has ``cpu.cfs_quota_us`` (-1: no quota) and ``cpu.cfs_period_us`` in the cpu controller's hierarchy,
+  which is often mounted together with cpuacct. The kernel compares ratios of quota to period: the ratio of a
+  group must not be above that of its nearest ancestor with a quota, nor below that of a group below it;
+  otherwise the write fails with EINVAL. The root cannot be written. Removing a quota always succeeds, because
+  a group without a quota is limited only by its ancestors. Quotas are removed from the top, because a group
+  below an ancestor with a quota would still be limited; they are restored from the bottom, the greatest quota
+  last. * v2 has ``cpu.max``, "quota period" or "max period"; a write of a single word keeps the period. Any
+  value is accepted; the smallest value among the group and its ancestors applies. A group has the file if its
+  parent's ``cgroup.subtree_control`` contains ``cpu``. * The period is never changed here.
 
-Groups lie at the same paths as in the cpuset hierarchy, but not always under the same root.
+Groups have the same paths as in the cpuset hierarchy, but not always the same root.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ _V2_FILE = "cpu.max"
 class KernelCpuGroups:
     """The cpu controller's hierarchy; implements ``proxy.executor.kernel_ports.CpuGroups``.
 
-    Thread-safe as far as the kernel is: it holds no state but names that were found.
+    Safe to use from several threads: it holds no state except the names of groups that were found.
     """
 
     def __init__(self, root: Path, version: int, files: Files | None = None) -> None:
-        """Take a hierarchy as it is; ``open_cpu_groups`` finds one.
+        """Set a hierarchy that is known; ``open_cpu_groups`` finds it.
 
         Args:
             root: Where the hierarchy with the cpu controller is mounted.
             version: 1 or 2.
-            files: How to reach it; the kernel's files below ``root`` if None.
+            files: Access to its files; the kernel's files below ``root`` if None.
         """
         self.root = root
         self.version = version
@@ -123,7 +122,7 @@ class KernelCpuGroups:
 
 
 def _is_pods(name: str) -> bool:
-    """Return whether a group's name is that of one pod, and not of all pods or of a class."""
+    """Return whether a group's name is that of a single pod, and not of all pods or of a QoS class."""
     try:
         pod_uid(Driver.SYSTEMD if name.endswith(".slice") else Driver.CGROUPFS, name)
     except CgroupError:
@@ -135,13 +134,14 @@ def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups
     """Find the hierarchy of the cpu controller.
 
     Args:
-        root: The root of ``proxy.backends.cgroup.cpuset.open_cgroups``: usually ``/sys/fs/cgroup``; a v1
-            mount of the cpuset controller, next to which that of the cpu controller is; a directory that
-            imitates a tree. Where it is at none of its usual places, the mount table is used.
-        procfs: Where our own mount table is.
+        root: The root that ``proxy.backends.cgroup.cpuset.open_cgroups`` takes: usually ``/sys/fs/cgroup``;
+            or a v1 mount of the cpuset controller that has the mount of the cpu controller next to it; or a
+            directory that imitates a cgroup tree. If the cpu controller is at none of its usual places, the
+            mount table is used.
+        procfs: The /proc with this process's mount table.
 
     Raises:
-        CgroupError: There is none, or it cannot be written.
+        CgroupError: There is no such hierarchy, or it cannot be written.
     """
     if is_fake_tree(root):
         from proxy.backends.cgroup.fake.cpuset import FakeCgroups  # not in memory on a real node

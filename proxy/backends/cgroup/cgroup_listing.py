@@ -1,8 +1,8 @@
-"""Lists every group of a cpuset hierarchy and the pods that they belong to, for commands.
+"""Lists all groups of a cpuset hierarchy and the pods that they belong to, for commands.
 
-A cold path, and the place where cgroupspy reads for us, on v1 and v2. Its trees and nodes know v1 only (on
-v2 a node has no controller), so the groups are walked here, and each is read by a controller of cgroupspy
-with the files of its version.
+Only commands use this module, and it reads with cgroupspy on v1 and v2. The trees and nodes of cgroupspy
+support only v1 (on v2 a node has no controller), so this module walks the groups, and reads each group by a
+controller of cgroupspy with the files of its version.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LIMIT = 10_000
 
 
 class ListedGroup:
-    """A group for a controller of cgroupspy, in place of a node of its own tree."""
+    """A group for a controller of cgroupspy, used instead of a node of cgroupspy's tree."""
 
     def __init__(self, directory: Path) -> None:
         self.full_path = str(directory).encode("utf-8", "surrogateescape")
 
 
 class CpusetV1(Controller):  # type: ignore[misc]  # cgroupspy has no types
-    """The cpuset files of a group on v1: the configured sets are those in effect."""
+    """The cpuset files of a group on v1, for which the configured sets are read as the sets in effect."""
 
     cpus = effective_cpus = CommaDashSetFile("cpuset.cpus", readonly=True)
     mems = effective_mems = CommaDashSetFile("cpuset.mems", readonly=True)
@@ -53,8 +53,9 @@ def list_cpusets(groups: KernelCgroups) -> dict[str, CpusetValue]:
         groups: The hierarchy.
 
     Returns:
-        Path to value, in order of path, without the root. Groups that vanish meanwhile, and groups without
-        the controller, are left out; at most 10,000. On v1 the effective sets are the configured ones.
+        Path to value, sorted by path, without the root; at most 10,000 groups. Groups that disappear during
+        the read, and groups without the controller, are left out. On v1 the effective sets are the configured
+        sets.
 
     Raises:
         CgroupError: A group cannot be read.
@@ -95,14 +96,14 @@ class GroupOwners:
         """Take the names.
 
         Args:
-            containers: Names of containers by id; sandboxes may be among them.
+            containers: Names of containers by id; sandboxes can be among them.
             pods: ``namespace/name`` of pods by uid.
         """
         self._containers = containers
         self._pods = pods
 
     def owner(self, path: str) -> tuple[str, str]:
-        """Return the pod and the container of a group; empty where it is of neither.
+        """Return the pod and the container of a group; each is empty if there is none.
 
         Args:
             path: The group, relative to the root of its hierarchy.
@@ -114,7 +115,7 @@ class GroupOwners:
 
 
 def _ids(name: str) -> Iterator[str]:
-    """Yield the ids that a group's name may hold: ``ID``, ``cri-containerd-ID.scope``, ``a:b:ID``."""
+    """Yield the ids that a group's name can contain: ``ID``, ``cri-containerd-ID.scope``, ``a:b:ID``."""
     stem = name.removesuffix(".scope")
     yield stem
     yield from (stem[at + 1 :] for at, sign in enumerate(stem) if sign in "-:")

@@ -1,14 +1,14 @@
 """Read the CPU time of the node and its pods from the kernel's counters.
 
-Theory. The kernel adds up the time of every group: ``cpuacct.usage`` on v1 (nanoseconds), ``usage_usec`` in
-``cpu.stat`` on v2, where it is there without any controller. A group's figure holds that of all groups that
-were ever below it, so a pod's group includes containers that have ended. The node's own figure is the
-first line of ``/proc/stat``: what is neither idle, nor waiting for a disk, nor stolen by a hypervisor; it
-counts interrupts, which no group does.
+The kernel counts the CPU time of every group: ``cpuacct.usage`` on v1 (nanoseconds), ``usage_usec`` in
+``cpu.stat`` on v2, which exists there without any controller. The counter of a group includes all groups that
+were ever below it, so the counter of a pod includes containers that have ended. The node's own counter is the
+first line of ``/proc/stat``: all time that is neither idle, nor waiting for a disk, nor stolen by a
+hypervisor. It includes interrupts, which no group's counter includes.
 
-Counters are read a few hundred at a time, every second, so their files stay open and are read in place
-(``pread``). A file of a group that is gone gives ENODEV; then it is closed, and the group is looked for
-again. What can be done with two readings is in ``proxy.engine.be_usage``.
+A few hundred counters are read every second, so their files stay open and are read with ``pread``. If a read
+fails with ENODEV, the group is gone; the file is closed, and the group is opened again by its name. How two
+readings are used is described in ``proxy.engine.be_usage``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from proxy.model.errnos import ABSENT
 from proxy.model.errors import CgroupError
 
 _OPEN = 1024
-"""Files that stay open; what is more is opened for each reading."""
+"""The most files that stay open; further files are opened for each reading."""
 _BYTES = 4096
 _STAT_LINE = 1024
 _BUSY = (1, 2, 3, 6, 7)
@@ -38,14 +38,14 @@ _PARSERS: Mapping[str, Callable[[str], int]] = {V1: int, V2: cpu_usage}
 
 
 class CgroupUsage:
-    """Reads counters; implements ``proxy.executor.kernel_ports.UsageSource``. For one thread at a time."""
+    """Reads counters, for one thread at a time; implements ``proxy.executor.kernel_ports.UsageSource``."""
 
     def __init__(self, root: Path, file: str, procfs: Path = Path("/proc")) -> None:
-        """Take a hierarchy as it is; ``open_usage`` finds one.
+        """Set a hierarchy that is known; ``open_usage`` finds it.
 
         Args:
             root: Where the hierarchy is mounted.
-            file: V1 or V2: which file of a group holds its counter.
+            file: V1 or V2: the file of a group that contains its counter.
             procfs: Where /proc is.
         """
         self.root = root
@@ -103,7 +103,7 @@ class CgroupUsage:
         return whole
 
     def _group(self, group: UsageGroup) -> dict[str, int]:
-        """Read a pod's counter, or those of its containers where it has no group of its own."""
+        """Read a pod's counter, or the counters of its containers if ``cgroup_parent`` names no group."""
         path = group_names.parent_path(group.parent)
         if path:
             used = self._counter(path)
@@ -118,10 +118,10 @@ class CgroupUsage:
         return usage
 
     def _counter(self, path: str) -> int | None:
-        """Read one counter, in nanoseconds; None where the group is gone.
+        """Read one counter, in nanoseconds; None if the group is gone.
 
         Raises:
-            CgroupError: The file is there and cannot be read.
+            CgroupError: The file exists but cannot be read.
         """
         for again in (True, False):
             fd = self._open.get(path)
@@ -143,7 +143,7 @@ class CgroupUsage:
                         f"cannot read the CPU time of cgroup /{path}: {error.strerror}", error.errno or 0
                     ) from None
                 if was_open and again:
-                    continue  # the group may have been made again under its name
+                    continue  # a new group may exist under the same name
                 return None
             try:
                 return self._parse(text)
@@ -166,13 +166,14 @@ def open_usage(root: Path, procfs: Path = Path("/proc"), mounts: Path = Path("/p
     """Find the hierarchy that counts CPU time.
 
     Args:
-        root: What ``cgroupRoot`` says: usually ``/sys/fs/cgroup``; a v1 cpuset mount itself and a directory
-            with an imitated tree are taken too.
+        root: The value of ``cgroupRoot``: usually ``/sys/fs/cgroup``; can also be a v1 cpuset mount itself or
+            a directory with an imitated tree.
         procfs: Where /proc is.
-        mounts: The /proc where our own mount table is, for a hierarchy that is at none of its usual places.
+        mounts: The /proc with this process's mount table, which is used if the hierarchy is at none of its
+            usual places.
 
     Raises:
-        CgroupError: There is none.
+        CgroupError: There is no such hierarchy.
     """
     for mount in (root / "cpuacct", root / "cpu,cpuacct", root, root.parent / "cpuacct"):
         if (mount / V1).is_file():

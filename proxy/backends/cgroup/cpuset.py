@@ -1,20 +1,20 @@
 """The cpuset controller, v1 and v2: finding, reading and writing a container's group.
 
-Theory of writing.
+The rules of writing:
 
-* A value is read before it is written: an unchanged write still costs the kernel 8 microseconds and takes its
-  global cpuset lock, a changed one 40 (measured), and other writers (runc, systemd, kubelet) must not be
-  overlooked because we remember our last value. Where many are written that had something else by
-  our own account, that first read is skipped: what counts is the one after the write.
-* v1: a child must lie within its parent: ancestors that are too narrow (EACCES) and groups below that would
-  stick out (EBUSY) are adjusted by ``proxy.backends.cgroup.nesting``. The root is never written.
-* v1: the kernel takes an id out of every group when it goes offline, does not put it back, and refuses a list
-  with such an id (EINVAL). Then what is online of it is written; the next comparison writes the rest when it
-  is back.
-* v2: the write is taken in any case, but what does not lie within the ancestors has no effect: with nothing
-  left the group gets its parent's CPUs. So the effective file is what counts, and ancestors that hold a list
-  of their own are widened: before the write where nothing would be left.
-* What was written is read back. On v2 the effective value may lack CPUs that are offline, nothing else.
+* A value is read before it is written, for two reasons. A write of an unchanged value still costs the kernel
+  8 microseconds and takes its global cpuset lock; a write of a changed value costs 40 (measured). And a
+  remembered value would hide the writes of others (runc, systemd, kubelet). If many groups are written that,
+  by our own record, have another value, the first read is skipped; the read after the write is decisive. *
+  v1: the set of a child must lie within that of its parent. Ancestors that are too narrow (EACCES), and
+  groups below that would no longer fit (EBUSY), are adjusted by ``proxy.backends.cgroup.nesting``. The root
+  is never written. * v1: when a CPU or memory node goes offline, the kernel removes its id from every group,
+  does not add it again later, and refuses a list with an offline id (EINVAL). In that case only the online
+  ids are written; the next comparison writes the others when they are online again. * v2: the kernel accepts
+  every list, but ids that the ancestors do not have take no effect, and if no id is left, the group gets its
+  parent's CPUs. So the effective file is decisive, and ancestors that have their own
+  list are widened: before the write if the group would have no id left, otherwise after it.
+* A written value is read back. On v2 the effective value may lack offline CPUs, but no others.
 
 Linux Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst ("Cpuset Interface Files").
 """
@@ -43,16 +43,17 @@ from proxy.model.idset import CpuSet, IdSet, Mask
 class KernelCgroups:
     """A cpuset hierarchy; implements ``proxy.executor.kernel_ports.Cgroups``.
 
-    Thread-safe as far as the kernel is: it holds no lock, and no state but names that were found.
+    Safe to use from several threads: it holds no lock, and no state except the names of groups that were
+        found.
     """
 
     def __init__(self, root: Path, version: int, files: Files | None = None) -> None:
-        """Take a hierarchy as it is; ``open_cgroups`` finds one.
+        """Set a hierarchy that is known; ``open_cgroups`` finds it.
 
         Args:
             root: Where the hierarchy with the cpuset controller is mounted.
             version: 1 or 2.
-            files: How to reach it; the kernel's files below ``root`` if None.
+            files: Access to its files; the kernel's files below ``root`` if None.
         """
         self.root = root
         self._version = version
@@ -62,7 +63,7 @@ class KernelCgroups:
 
     @property
     def version(self) -> int:
-        """1 or 2."""
+        """The cgroup version, 1 or 2."""
         return self._version
 
     def find(self, parent: str, container_id: str) -> str | None:
@@ -91,7 +92,7 @@ class KernelCgroups:
     # Reading
 
     def children(self, path: str) -> list[str]:
-        """Return the names of the groups right below a group; none where it is gone."""
+        """Return the names of the groups directly below a group; none if the group is gone."""
         return list(self._files.children(path))
 
     def read(self, path: str) -> CpusetValue:
@@ -120,7 +121,7 @@ class KernelCgroups:
         return Mask.from_bits(self._get(path, self._mems, self._mems.file).bits)
 
     def _get(self, path: str, kind: CpusetList, file: str, missing: IdSet | None = None) -> IdSet:
-        """Read one list; ``missing`` is the content of a file that is not there."""
+        """Read one list; if its file does not exist, return ``missing``."""
         try:
             return kind.type.parse(self._files.read(path, file))
         except OSError as error:
@@ -170,7 +171,7 @@ class KernelCgroups:
         line, kind = line_of(cpus), self._cpus
         if self._version == 2:
             for path in {_above(path): path for path in paths}.values():
-                with contextlib.suppress(CgroupError):  # the write reports what is wrong
+                with contextlib.suppress(CgroupError):  # the write below reports the error
                     self._make_room(path, kind, cpus)
         held = self._write_all_if_different(
             paths, kind, cpus, line_of(known) if known else None, should_continue
@@ -190,7 +191,7 @@ class KernelCgroups:
     def _follow_all(
         self, paths: Sequence[str], held: Sequence[bytes | None], kind: CpusetList, value: IdSet
     ) -> None:
-        """See to the groups inside those that have grown (v1)."""
+        """Widen the groups below those groups that have grown (v1)."""
         for line in {*held} - {None}:
             before = list_or_none(kind.type.parse, line)
             if before and before < value:
@@ -206,7 +207,7 @@ class KernelCgroups:
         return held != value
 
     def _write_if_different(self, path: str, kind: CpusetList, value: IdSet) -> IdSet | None:
-        """Write a list with one file open; returns what the group held, or None where ``write`` is needed."""
+        """Write a list with one file open; return the previous list, or None if ``write`` is needed."""
         held = self._write_all_if_different((path,), kind, value)[0]
         return list_or_none(kind.type.parse, held)
 
@@ -218,7 +219,7 @@ class KernelCgroups:
         known: bytes | None = None,
         should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bytes | None]:
-        """Write many by ``OsFiles.write_if_different``; None for all where that cannot be used."""
+        """Write many groups by ``OsFiles.write_if_different``; None for all if that cannot be used."""
         line = line_of(value)
         if not isinstance(self._files, OsFiles) or len(line) >= QUICK_BYTES:
             return [None] * len(paths)
@@ -245,7 +246,7 @@ class KernelCgroups:
         return True
 
     def _put_v1(self, path: str, kind: CpusetList, value: IdSet, *, inner: bool) -> None:
-        """Write, seeing to the groups above and below if need be, and read back."""
+        """Write, adjust the groups above and below if the kernel refuses, and read back."""
         try:
             self._put(path, kind, value)
         except CgroupError as error:
@@ -270,7 +271,8 @@ class KernelCgroups:
     def _make_room(self, path: str, kind: CpusetList, value: IdSet) -> bool:
         """Widen the groups above before a list is written that has none of their ids (v2).
 
-        Else all ids of the parent would be in effect between the two writes, those of others too.
+        Otherwise all ids of the parent, which other groups use too, would be in effect between the two
+        writes.
 
         Returns:
             Whether a group above was written.
@@ -280,7 +282,7 @@ class KernelCgroups:
         return nesting.widen(self._lists(kind), path, value)
 
     def _in_effect(self, path: str, kind: CpusetList, value: IdSet) -> bool:
-        """Make a list that a group holds take effect (v2); True when a group above was written for it."""
+        """Make a group's list take effect (v2); return True if a group above was written for this."""
         if self._get(path, kind, kind.effective) == value:
             return False
         widened = nesting.widen(self._lists(kind), path, value)
@@ -324,13 +326,13 @@ def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
     """Find the hierarchy with the cpuset controller.
 
     Args:
-        root: Usually ``/sys/fs/cgroup``. A v1 cpuset mount itself and a directory made by ``FakeCgroups``
-            are taken too. On a hybrid system the v1 cpuset mount is used, unless the controller is on the v2
-            side. Where neither is at its usual place, the mount table is used.
-        procfs: Where our own mount table is.
+        root: Usually ``/sys/fs/cgroup``; can also be a v1 cpuset mount itself or a directory made by
+            ``FakeCgroups``. On a hybrid system the v1 cpuset mount is used, unless the controller is on the
+            v2 side. If neither is at its usual place, the mount table is used.
+        procfs: The /proc with this process's mount table.
 
     Raises:
-        CgroupError: There is none; the message says what to do.
+        CgroupError: There is no such hierarchy; the message says what to do.
     """
     if is_fake_tree(root):
         from proxy.backends.cgroup.fake.cpuset import FakeCgroups  # not in memory on a real node
@@ -367,7 +369,7 @@ class CpusetList(Struct, frozen=True):
 
 
 def cpuset_lists(version: int) -> tuple[CpusetList, CpusetList]:
-    """Return CPUs and memory nodes as they are in cgroup v1 or v2."""
+    """Return the two lists, CPUs and memory nodes, with the file names of cgroup v1 or v2."""
     names_of = ("cpuset.cpus.effective", "cpuset.mems.effective")
     if version == 1:
         names_of = ("cpuset.effective_cpus", "cpuset.effective_mems")
@@ -379,7 +381,7 @@ def cpuset_lists(version: int) -> tuple[CpusetList, CpusetList]:
 
 @functools.lru_cache(maxsize=64)
 def list_or_none(parse: Callable[[str], IdSet], line: bytes | None) -> IdSet | None:
-    """Read a list; most groups hold the same few. None where it is none."""
+    """Parse a list; None if the text is not a list. Cached, because most groups have one of a few lists."""
     try:
         return None if line is None else parse(line.decode("ascii", "replace"))
     except ValueError:
@@ -387,11 +389,11 @@ def list_or_none(parse: Callable[[str], IdSet], line: bytes | None) -> IdSet | N
 
 
 def _above(path: str) -> str:
-    """Return the group above one; empty for the root."""
+    """Return the parent of a group; empty for the root."""
     return path.strip("/").rpartition("/")[0]
 
 
 @functools.lru_cache(maxsize=64)
 def line_of(value: IdSet) -> bytes:
-    """Return a list as the kernel writes it, with its line end."""
+    """Return a list in the kernel's format, with its line end."""
     return f"{value}\n".encode()

@@ -1,16 +1,18 @@
 """Bring back tasks that the kernel has moved out of a group that lost its last CPU or memory node (v1).
 
 A v1 group whose list becomes empty cannot hold tasks: the kernel moves them to the nearest ancestor that can,
-and does not move them back. There they run on all that their pod's or their class's group has. They can still
-be identified by the other hierarchies, in which nothing moved: the group of the memory or the cpu controller
-carries the container's name. On v2 such a group has its parent's CPUs, and no task is moved.
+and does not move them back. There they run on all CPUs of the group of their pod or of their QoS class. They
+can still be identified by the other hierarchies, in which no task was moved: their group of the memory or the
+cpu controller has the container's name. On v2 a group with an empty list has its parent's CPUs, and no task
+is moved.
 
-They are looked for in the groups above also where the container's group has processes again: a process that
-was executed in the container since is there, and so are those that an earlier attempt has moved. Only the
-root of the hierarchy, which has all processes of the system, is left out then.
+The groups above are searched even if the container's group has processes again: these can be processes that
+were executed in the container since, or that an earlier attempt moved. If it has processes, only the root of
+the hierarchy, which contains all processes of the system, is not searched.
 
-A process that moves another into a cpuset group needs all capabilities of that one, or CAP_SYS_NICE;
-otherwise it is EPERM, root or not (Linux, ``cap_task_setscheduler``; systemd/topoproxy.service grants it).
+A process that moves another process into a cpuset group needs all capabilities of the other process, or
+CAP_SYS_NICE; otherwise the write fails with EPERM, even for root (Linux, ``cap_task_setscheduler``;
+systemd/topoproxy.service grants it).
 
 Linux, kernel/cgroup/cpuset-v1.c, ``remove_tasks_in_empty_cpuset``.
 """
@@ -27,7 +29,7 @@ from proxy.model.errors import CgroupError
 
 TASKS = "cgroup.procs"
 ROUNDS = 3
-"""Processes may come while others are moved."""
+"""The groups above are searched up to three times, because new processes can start while others are moved."""
 _DENIED = "cannot move process {pid} back into cgroup /{path}: the kernel wants CAP_SYS_NICE for that"
 _REFUSED = "cannot move process {pid} back into cgroup /{path}: {reason}"
 
@@ -36,7 +38,7 @@ class KernelDisplacedTasks:
     """Moves tasks back into their groups; implements ``proxy.executor.ports.DisplacedTasks``."""
 
     def __init__(self, root: Path, procfs: Path) -> None:
-        """Take a hierarchy.
+        """Set the hierarchy.
 
         Args:
             root: Where the cpuset controller's v1 hierarchy is mounted.
@@ -58,7 +60,7 @@ class KernelDisplacedTasks:
         return 0 if _is_used(group) else self._bring_back_from(self._root, path)
 
     def _bring_back_from(self, above: Path, path: str) -> int:
-        """Move the tasks of a group back into it that are in a group above it."""
+        """Move the tasks of a group that are in a group above it back into it."""
         name, files, moved = path.rpartition("/")[2], OsFiles(self._root), 0
         for _ in range(ROUNDS):
             refused: list[CgroupError] = []
@@ -69,7 +71,7 @@ class KernelDisplacedTasks:
                     moved += 1
                 except OSError as error:
                     if error.errno in (*GONE, errno.ESRCH):
-                        continue  # it has ended, or the group is gone
+                        continue  # the process has ended, or the group is gone
                     text = _DENIED if isinstance(error, PermissionError) else _REFUSED
                     message = text.format(pid=pid, path=path, reason=error.strerror)
                     refused.append(CgroupError(message, error.errno or 0))
@@ -89,7 +91,7 @@ class KernelDisplacedTasks:
 
 
 def _is_used(group: Path) -> bool:
-    """Return whether a group, or one below it, holds processes."""
+    """Return whether a group, or a group below it, has processes."""
     return any(_processes(Path(directory)) for directory, _, _ in os.walk(group))
 
 

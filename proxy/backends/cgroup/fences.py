@@ -1,7 +1,8 @@
-"""Write the CPU lists of groups above containers on cgroup v2, as given.
+"""Write the CPU lists of groups above containers on cgroup v2, without changes.
 
-A list that lies outside of its parent's has no effect, and groups below need not fit: so nothing but the one
-file is touched. A group with processes in it or below it cannot be without a list again (ENOSPC).
+On v2 a list outside of the parent's list has no effect, and the lists of groups below need not fit. So only
+the one file is written. The list of a group with processes in it or below it cannot be emptied again
+(ENOSPC).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class KernelFences:
     """Implements ``proxy.executor.systemd.ports.Fences``."""
 
     def __init__(self, root: Path) -> None:
-        """Take the root of the hierarchy."""
+        """Set the root of the hierarchy."""
         self._files = OsFiles(root)
 
     def swap(self, path: str, cpus: CpuSet) -> CpuSet:

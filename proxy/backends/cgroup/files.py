@@ -1,12 +1,12 @@
 """The file operations on the cpuset tree, and messages for their errors.
 
 The rules of finding, writing and widening are the same on the kernel's tree and on a directory that imitates
-it; they access files through ``Files`` only. Paths are relative to the hierarchy's root, ``""`` is the root;
-every method raises OSError as the kernel would.
+it, because they access files only through ``Files``. Paths are relative to the hierarchy's root, and ``""``
+is the root. Every method raises OSError as the kernel would.
 
-The path may be something other than a kernel file, such as a FIFO, whose ``open`` waits for the
-other end. So everything is opened with O_NONBLOCK and read and written at a position, which a FIFO refuses
-(ENXIO, ESPIPE): an error instead of a thread that waits for ever, at no cost.
+A path can lead to something other than a kernel file, such as a FIFO, whose ``open`` waits for the other end.
+So every file is opened with O_NONBLOCK, and read and written at a position, which a FIFO refuses (ENXIO,
+ESPIPE). This gives an error instead of a thread that waits forever, and costs nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _READ_BYTES = (
     65536  # more than the longest list of ids that a kernel writes (8192 CPUs, every other one: 40 kB)
 )
 QUICK_BYTES = 256
-"""``write_if_different`` is for shorter lists, line end included; 512 is where malloc begins."""
+"""``write_if_different`` is for lists shorter than this, line end included; from 512 Python uses malloc."""
 _LINKS_OF_LEAF = 2
 _HOW = os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Files(Protocol):
-    """What a cpuset tree needs of a file system."""
+    """The file operations that a cpuset tree needs."""
 
     def read(self, path: str, name: str) -> str:
         """Read one file of a group."""
@@ -40,11 +40,11 @@ class Files(Protocol):
         """Return whether there is such a group."""
 
     def children(self, path: str) -> Sequence[str]:
-        """Names of the groups right below; none where the group is gone."""
+        """Return the names of the groups directly below; none if the group is gone."""
 
 
 class OsFiles:
-    """The kernel's tree, by plain ``os`` calls: measured 1.1 to 4.5 times faster than what builds on them."""
+    """The kernel's tree, by plain ``os`` calls: measured 1.1 to 4.5 times faster than higher-level calls."""
 
     def __init__(self, root: Path) -> None:
         self._root = str(root)
@@ -63,8 +63,8 @@ class OsFiles:
     def write(self, path: str, name: str, text: str) -> None:
         """Write one file of a group.
 
-        O_TRUNC means nothing to the kernel's files; it makes a plain directory that is used for trying things
-        out hold the new value and not the end of the old one too.
+        O_TRUNC has no effect on the kernel's files. In a plain directory that is used for trials, it keeps
+        the end of a longer old value from remaining in the file.
         """
         fd = os.open(f"{self._full(path)}/{name}", os.O_WRONLY | os.O_TRUNC | _HOW)
         try:
@@ -80,21 +80,22 @@ class OsFiles:
         known: bytes | None = None,
         should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bytes | None]:
-        """Read one file of each of some groups, write it where it holds something else, and read it again.
+        """Read one file of each group, write it if its content differs, and read it again.
 
-        A bare loop on purpose: each file is opened once, and what is compared are bytes. A Python statement
-        between two writes costs three times what it costs elsewhere, as the kernel empties the caches.
+        A plain loop on purpose: each file is opened once, and bytes are compared. A Python statement between
+        two writes takes three times as long as elsewhere, because the kernel's work evicts the CPU caches.
 
         Args:
             paths: The groups.
             name: The file.
             line: The content to write, in the kernel's form, with its line end; below ``QUICK_BYTES``.
-            known: What all of them hold: they are not read first.
-            should_continue: Called before each; once it returns False, the rest is left.
+            known: The content that all of them have now; if given, they are not read first.
+            should_continue: Called before each group; when it returns False, the remaining groups are
+                skipped.
 
         Returns:
-            For each group what it held before (``line``: it was not written); None where it was left, was
-            refused, held a list that is too long, or holds something else afterwards.
+            For each group its previous content (``line``: it was not written); None if the group was skipped,
+            the write was refused, the previous list was too long, or the file has other content afterwards.
         """
         held: list[bytes | None] = [None] * len(paths)
         start, end, how, size = f"{self._root}/", f"/{name}", os.O_RDWR | _HOW, len(line) + 1
@@ -124,15 +125,15 @@ class OsFiles:
     def is_group(self, path: str) -> bool:
         """Return whether there is such a directory."""
         try:
-            return stat.S_ISDIR(os.stat(self._full(path)).st_mode)  # noqa: PTH116 (a Path costs three times the call)
+            return stat.S_ISDIR(os.stat(self._full(path)).st_mode)  # noqa: PTH116 - 3 times faster
         except OSError:
             return False
 
     def children(self, path: str) -> list[str]:
-        """Names of the directories right below, sorted.
+        """Return the names of the directories directly below, sorted.
 
-        The kernel counts a group's children in its link count, which costs a microsecond to read; most groups
-        have none.
+        The kernel counts a group's children in its link count, which can be read in a microsecond; most
+        groups have no children.
         """
         try:
             if os.stat(self._full(path)).st_nlink == _LINKS_OF_LEAF:  # noqa: PTH116
@@ -144,10 +145,10 @@ class OsFiles:
 
 
 def read_whole(file: Path) -> str:
-    """Read a file of any length, without waiting for anything; see the head of this module.
+    """Read a file of any length, without blocking; see the docstring of this module.
 
     Raises:
-        OSError: It cannot be read, or is not a file.
+        OSError: The file cannot be read, or the path is not a file.
     """
     fd = os.open(file, os.O_RDONLY | _HOW)
     try:

@@ -1,20 +1,19 @@
 """Compute the path of a container's cgroup from the names that runtimes use.
 
-Theory. Two things decide the place: the parent that kubelet sends with the pod and the runtime's cgroup
-driver.
+Two things decide the path: the parent that kubelet sends with the pod, and the runtime's cgroup driver.
 
 * cgroupfs: the parent is a path, ``/kubepods/burstable/podUID``, and the container is a directory below it,
   named by its id.
-* systemd: the parent is the name of a slice, ``kubepods-burstable-podUID.slice``. A slice's name spells out
-  its ancestors (systemd.slice(5): each dash opens one level), so ``a-b.slice`` lies in ``a.slice/a-b.slice``.
-  The container is a scope in it, named by the runtime's prefix and the id.
+* systemd: the parent is the name of a slice, ``kubepods-burstable-podUID.slice``. A slice's name contains its
+  ancestors (systemd.slice(5): each dash opens one level), so the path of ``a-b.slice`` is
+  ``a.slice/a-b.slice``. The container is a scope in the slice, named by the runtime's prefix and the id.
 * no parent (crictl, tests of the runtime): containerd uses its namespace, ``k8s.io/ID``; systemd's default is
   ``system.slice``.
 
-An OCI ``cgroupsPath`` is understood in the parent's place too, because that is what a runtime reports of a
-running container: ``/kubepods/podUID/ID``, or ``slice:prefix:ID``.
+An OCI ``cgroupsPath`` is accepted as the parent too, because a runtime reports it for a running container:
+``/kubepods/podUID/ID``, or ``slice:prefix:ID``.
 
-Pure: names in, names out; nothing is looked up here.
+This module only computes names; it looks nothing up.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def expand_slice(name: str) -> str | None:
         name: As ``a-b-c.slice``.
 
     Returns:
-        ``a.slice/a-b.slice/a-b-c.slice``; empty for the root slice ``-.slice``; None for what systemd would
-        not take as a slice's name (no ``.slice``, empty parts, a slash).
+        ``a.slice/a-b.slice/a-b-c.slice``; empty for the root slice ``-.slice``; None for a name that systemd
+        would not accept for a slice (no ``.slice``, empty parts, a slash).
     """
     stem, dot, rest = name.rpartition(".slice")
     if not dot or rest or "/" in name:
@@ -49,12 +48,12 @@ def expand_slice(name: str) -> str | None:
 
 
 def is_plain(path: str) -> bool:
-    """Return whether a path stays where it is put: no ``.`` or ``..`` in it, no NUL."""
+    """Return whether a path cannot lead out of its directory: it has no ``.`` or ``..``, and no NUL."""
     return "\0" not in path and not {".", ".."}.intersection(path.split("/"))
 
 
 def parent_path(parent: str) -> str | None:
-    """Return the directory that ``cgroup_parent`` names, relative to the root; None where it names none."""
+    """Return the directory that ``cgroup_parent`` names, relative to the root; None if it names none."""
     if not parent or not is_plain(parent):
         return None
     expanded = expand_slice(parent.rstrip("/").rpartition("/")[2])
@@ -64,7 +63,7 @@ def parent_path(parent: str) -> str | None:
 
 
 def _split(parent: str, container_id: str) -> tuple[str, str | None]:
-    """Take an OCI ``cgroupsPath`` apart: the parent, and the container's own name if it has one."""
+    """Split an OCI ``cgroupsPath``: the parent, and the container's own name if it contains one."""
     if parent.endswith(f":{container_id}") and parent.count(":") == 2:
         slice_name, prefix, _ = parent.split(":")
         return slice_name or "system.slice", f"{prefix}-{container_id}.scope" if prefix else None
@@ -74,13 +73,13 @@ def _split(parent: str, container_id: str) -> tuple[str, str | None]:
 
 
 def home(parent: str, container_id: str) -> str | None:
-    """Return the group below which the container's group is expected; None where the parent names none."""
+    """Return the group below which the container's group is expected; None if the parent names no group."""
     above = _split(parent, container_id)[0]
     return parent_path(above) if above else containerd.NAMESPACE
 
 
 def candidates(parent: str, container_id: str) -> Iterator[str]:
-    """Return the paths at which a container's cgroup is expected, the likeliest first.
+    """Return the paths at which a container's cgroup is expected, the most likely first.
 
     Args:
         parent: ``cgroup_parent``, or an OCI ``cgroupsPath`` that ends in the id; may be empty.
@@ -115,7 +114,7 @@ def _join(base: str, name: str) -> str:
 
 
 def holds_id(name: str, container_id: str) -> bool:
-    """Return whether a directory's name is that of the container with the id (and not of its monitor)."""
+    """Return whether a directory's name is that of the container with this id (and not of its monitor)."""
     if name.startswith(NOT_CONTAINERS):
         return False
     return name == container_id or name.removesuffix(".scope").endswith(
@@ -127,11 +126,12 @@ class Driver(enum.StrEnum):
     """The cgroup driver of kubelet, which determines the names of groups.
 
     Source: kubernetes v1.36 pkg/kubelet/cm/qos_container_manager_linux.go and
-    pkg/kubelet/cm/cgroup_manager_linux.go, ToSystemd. ``kubepods`` contains a group for each of the classes
-    Burstable and BestEffort; these (for Guaranteed, ``kubepods``) contain one for each pod, and that contains
-    one for each container and for the sandbox. With the systemd driver, containers are scopes and all other
-    groups are slices; the name of a slice lists its ancestors, and has underscores where a pod's uid has
-    dashes.
+    pkg/kubelet/cm/cgroup_manager_linux.go, ToSystemd. ``kubepods`` contains one group for each of the
+    Kubernetes QoS classes Burstable and BestEffort. These two contain one group for each of their pods; the
+    groups of Guaranteed pods are directly in ``kubepods``. A pod's group contains one group for each
+    container and one for the sandbox. With the systemd driver, containers are scopes and all other groups are
+    slices; the name of a slice lists its ancestors, and has underscores in place of the dashes of a pod's
+    uid.
     """
 
     CGROUPFS = "cgroupfs"
@@ -139,14 +139,14 @@ class Driver(enum.StrEnum):
 
 
 _POD_SLICE = re.compile(r"(?:.+-)?kubepods-(?:burstable-|besteffort-)?pod([^-]+)\.slice")
-"""A pod's slice. Below kubelet's ``cgroupRoot`` its name begins with the names of the slices above."""
+"""A pod's slice. If kubelet has a ``cgroupRoot``, the name begins with the names of the slices above."""
 
 
 def pod_uid(driver: Driver, name: str) -> str:
     """Read a pod's uid from the name of its group.
 
     Raises:
-        CgroupError: It is not a pod's.
+        CgroupError: The group is not that of a pod.
     """
     if driver is Driver.SYSTEMD:
         if found := _POD_SLICE.fullmatch(name):

@@ -1,23 +1,22 @@
-"""Find the hierarchy of a controller: at its usual place, else where the kernel reports that it is mounted.
+"""Find the hierarchy of a controller: at its usual place, or else from the kernel's mount table.
 
-The usual places are directories below ``cgroupRoot``; they need no reading of mounts, and they also make a
-plain directory usable as a tree for trials. Only where nothing is there, and ``cgroupRoot`` is the machine's
-own (its usual path, or one with a cgroup mount in it), the mount table is read: a v1 cpuset mounted elsewhere
-next to v2 at ``/sys/fs/cgroup``, other names of joined controllers, a v2 side under another name than
-``unified``.
+The usual places are directories below ``cgroupRoot``. They can be checked without reading the mounts, and
+they allow a plain directory to serve as a tree for trials. If the hierarchy is at none of them, and
+``cgroupRoot`` is the machine's own (its usual path, or a path with a cgroup mount in it), the mount table is
+read. This finds a v1 cpuset that is mounted elsewhere next to v2 at ``/sys/fs/cgroup``, other names of joined
+controllers, and a v2 side under another name than ``unified``.
 
-Theory of the kernel's tables (cgroups(7), cgroup_namespaces(7), proc_pid_mountinfo(5)).
-``/proc/self/mountinfo`` has a line for each mount: a v1 hierarchy is of type ``cgroup`` and names its
-controllers among its super options, v2 is of type ``cgroup2`` and has its controllers in a file. Its fourth
-field is the group that is seen at the mount point: ``/``, or a deeper one in a container.
-``/proc/PID/cgroup`` has a line for each hierarchy, ``NUMBER:CONTROLLERS:PATH``; that of v2 is ``0::PATH``.
-Where both versions are mounted ("hybrid"), a controller is on one side only, so the line has to be that of
-the hierarchy in use.
+The kernel's tables (cgroups(7), cgroup_namespaces(7), proc_pid_mountinfo(5)): ``/proc/self/mountinfo`` has a
+line for each mount. A v1 hierarchy is of type ``cgroup`` and names its controllers among its super options;
+v2 is of type ``cgroup2`` and has its controllers in a file. The fourth field of the line is the group that is
+visible at the mount point: ``/``, or a deeper group in a container. ``/proc/PID/cgroup`` has a line for each
+hierarchy, ``NUMBER:CONTROLLERS:PATH``; the line of v2 is ``0::PATH``. If both versions are mounted
+("hybrid"), a controller is on one side only, so the line of the hierarchy in use must be read.
 
-Both paths are relative to the group that is the root of the reader's cgroup namespace; what lies outside
-has ``/..`` in front, once for each level. So a group's place below a mount point is what is left of its path
-after the mount's. Where the mount shows more levels than the path goes up, the names of the levels between
-are not listed: such a place is only known by its end.
+Both paths are relative to the group that is the root of the reader's cgroup namespace; the path of a group
+outside of it begins with ``/..``, once for each level. So the place of a group below a mount point is its
+path without the path of the mount. If the mount shows more levels above than the path goes up, the names of
+the levels between are not listed; only the end of such a place is known.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class HierarchyMount(Struct, frozen=True):
     Attributes:
         point: Where it is mounted.
         version: 1 or 2.
-        controllers: v1: its controllers; v2: empty, ``cgroup.controllers`` has them.
-        root: The group that is seen at the mount point, relative to the reader's cgroup namespace.
+        controllers: v1: its controllers; v2: empty, because the file ``cgroup.controllers`` lists them.
+        root: The group that is visible at the mount point, relative to the reader's cgroup namespace.
     """
 
     point: Path
@@ -55,7 +54,7 @@ class HierarchyMount(Struct, frozen=True):
 
 
 def parse_mounts(text: str) -> list[HierarchyMount]:
-    """Read the cgroup hierarchies out of mountinfo, in order of mounting; other lines are left out."""
+    """Read the cgroup hierarchies from mountinfo, in the order of mounting; other lines are left out."""
     return [mount for line in text.splitlines() if (mount := _mount(line)) is not None]
 
 
@@ -77,26 +76,26 @@ def _plain(text: str) -> str:
 
 
 def mounted_v1(mounts: Iterable[HierarchyMount], controller: str) -> Iterator[Path]:
-    """Return the mount points of the v1 hierarchy of a controller; one that shows all of it comes first."""
+    """Return the mount points of a controller's v1 hierarchy; mounts of the whole hierarchy come first."""
     candidates = [m for m in mounts if m.version == 1 and controller in m.controllers]
     return (m.point for m in sorted(candidates, key=lambda m: m.root.strip("/") != ""))
 
 
 def mounted_v2(mounts: Iterable[HierarchyMount]) -> Iterator[Path]:
-    """Return the mount points of v2; one that shows all of it comes first."""
+    """Return the mount points of v2; mounts of the whole hierarchy come first."""
     candidates = [m for m in mounts if m.version == 2]
     return (m.point for m in sorted(candidates, key=lambda m: m.root.strip("/") != ""))
 
 
 def group_line(text: str, version: int) -> str | None:
-    """Read a process's group out of ``/proc/PID/cgroup``.
+    """Read a process's group from the text of ``/proc/PID/cgroup``.
 
     Args:
-        text: The file.
-        version: Of the hierarchy in use; of v1 it is that of the controller cpuset.
+        text: The text of the file.
+        version: Version of the hierarchy in use; for v1, the hierarchy of the cpuset controller is read.
 
     Returns:
-        The path as it is listed; None where the process is in none, or its group has been removed.
+        The path as listed; None if the process is in no group, or its group has been removed.
     """
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -114,7 +113,7 @@ class MountedPath(Struct, frozen=True):
 
     Attributes:
         path: Without a leading slash.
-        hidden: The number of levels between mount point and path whose names are unknown.
+        hidden: The number of levels between the mount point and ``path`` whose names are unknown.
     """
 
     path: str
@@ -125,11 +124,11 @@ def below(path: str, root: str) -> MountedPath | None:
     """Return the place of a group below a mount point.
 
     Args:
-        path: The group, as ``group_line`` gives it.
+        path: The group, as ``group_line`` returns it.
         root: ``HierarchyMount.root``.
 
     Returns:
-        The place; None where it is not seen at the mount point.
+        The place; None if the group is not visible at the mount point.
     """
     ups, names = _split(path)
     root_ups, root_names = _split(root)
@@ -147,12 +146,12 @@ def _split(path: str) -> tuple[int, list[str]]:
 
 
 def is_fake_tree(root: Path) -> bool:
-    """Return whether a directory holds an imitated tree."""
+    """Return whether a directory contains an imitated tree."""
     return (root / MARKER).is_file()
 
 
 def read_mounts(procfs: Path) -> list[HierarchyMount]:
-    """Read the hierarchies that are mounted; none where the mount table cannot be read."""
+    """Read the hierarchies that are mounted; none if the mount table cannot be read."""
     try:
         return parse_mounts((procfs / "self/mountinfo").read_text(errors="surrogateescape"))
     except OSError as error:
@@ -162,7 +161,7 @@ def read_mounts(procfs: Path) -> list[HierarchyMount]:
 
 
 def mounts_elsewhere(root: Path, procfs: Path) -> list[HierarchyMount]:
-    """Return the mounts that may be used in place of what is missing below ``cgroupRoot``."""
+    """Return the mounts that may be used if a hierarchy is missing below ``cgroupRoot``."""
     mounts = read_mounts(procfs)
     is_of_machine = root == USUAL or any(m.point == root or root in m.point.parents for m in mounts)
     return mounts if is_of_machine else []
@@ -179,13 +178,14 @@ def has_controller(point: Path, controller: str) -> bool:
 def mounted(
     mounts: list[HierarchyMount], controller: str, file: str, *, always: str = ""
 ) -> Iterator[tuple[Path, int]]:
-    """Return the hierarchies of a controller, v1 before v2: where both are mounted, v1 has it or v2 does.
+    """Return the hierarchies of a controller, v1 before v2; if both are mounted, only one has the controller.
 
     Args:
-        mounts: What is mounted.
-        controller: As the kernel calls it.
-        file: A file that its v1 groups have; a mount without (``noprefix``) is of no use.
-        always: A file that v2's groups have without the controller, where that is enough.
+        mounts: The mounted hierarchies.
+        controller: The kernel's name of the controller.
+        file: A file that its v1 groups have; a mount without this file (``noprefix``) cannot be used.
+        always: A file that v2's groups have without the controller; if given, a v2 mount needs only this
+            file.
     """
     v2: Callable[[Path], bool] = (
         (lambda p: (p / always).is_file()) if always else (lambda p: has_controller(p, controller))
@@ -195,6 +195,6 @@ def mounted(
 
 
 def root_of(mounts: list[HierarchyMount], point: Path) -> str:
-    """Return the group that is seen at a mount point; ``/`` where that is not a mount point."""
+    """Return the group that is visible at a mount point; ``/`` if the path is not a mount point."""
     roots = [m.root for m in mounts if m.point == point]
     return roots[-1] if roots else "/"  # the last mount hides those before it

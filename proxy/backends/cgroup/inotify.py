@@ -1,12 +1,13 @@
 """Notifications when another process writes a group's cpuset.
 
-The kernel reports writes to the files of cgroups as it does for any file (IN_MODIFY): from any process, mount
-or namespace, and also if they change nothing. It does not report what the kernel changes by itself (CPUs that
-go offline, effective sets), nor that a group was removed: the caller must say when to stop. A watch is on the
-one file, not on the directory, where each ``exec`` in a container writes too.
+The kernel reports writes to the files of cgroups as for any file (IN_MODIFY): from any process, mount or
+namespace, even if they change nothing. It does not report its own changes (CPUs that go offline, effective
+sets), nor the removal of a group, so the caller must say when to stop watching. A watch is on the one file
+and not on the directory, because each ``exec`` in a container writes files in the directory too.
 
-Three calls of the C library, with ctypes, which the daemon has loaded anyway: the packages for it bring a
-file object for each event or a thread. fanotify would also report the writer, but needs CAP_SYS_ADMIN.
+Three functions of the C library are called with ctypes, which the daemon has loaded anyway; the packages for
+inotify create a file object for each event, or a thread. fanotify would report the writer too, but needs
+CAP_SYS_ADMIN.
 
 inotify(7); the limits are ``fs.inotify.max_user_{instances,watches}``.
 """
@@ -37,13 +38,13 @@ class InotifyWrites:
     """Implements ``proxy.executor.kernel_ports.WriteEvents`` for a hierarchy, v1 or v2."""
 
     def __init__(self, root: Path) -> None:
-        """Begin to watch nothing.
+        """Open an inotify instance that watches nothing yet.
 
         Args:
-            root: Of the hierarchy with the cpuset controller.
+            root: The root of the hierarchy with the cpuset controller.
 
         Raises:
-            CgroupError: The kernel has no inotify for us.
+            CgroupError: The kernel refuses an inotify instance.
         """
         self._root = str(root)
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -72,7 +73,7 @@ class InotifyWrites:
             self._watches[path] = watch
             self._paths[watch] = path
             if known is not None:
-                self._drop(known)  # the group is another one with the same name
+                self._drop(known)  # this is a new group with the same name
         return True
 
     def unwatch(self, path: str) -> None:
@@ -107,7 +108,7 @@ class InotifyWrites:
                 path = self._paths.get(watch)
                 if path is None:
                     continue
-                if mask & _IGNORED:  # the file is gone, and the watch with it; ``watch`` may have dropped it
+                if mask & _IGNORED:  # the file is gone, and its watch too; ``watch`` may have dropped it
                     self._paths.pop(watch, None)
                     if self._watches.get(path) == watch:
                         self._watches.pop(path, None)

@@ -1,17 +1,17 @@
-"""Find a container's group by the runtime's own answer, where it cannot be found by its name.
+"""Find a container's group from the runtime's own answer, if it cannot be found by its name.
 
-The verbose status holds the ``cgroupsPath`` of the OCI spec, and the pid of the container's first process.
-The path is a name like any other, so it is tried first. The pid leads to ``/proc/PID/cgroup``, which is
-correct in any case: kubelet in a container, a custom cgroup root, a runtime with a cgroup manager
-of its own. What is read there is the group of a process, and only what carries the container's id is the
-container's:
+The runtime's verbose status contains the ``cgroupsPath`` of the OCI spec, and the pid of the container's
+first process. The ``cgroupsPath`` can be used like any other name, so it is tried first. The pid leads to
+``/proc/PID/cgroup``, which is always correct: if kubelet runs in a container, with a custom cgroup root, and
+with a runtime that has its own cgroup manager. This file has the group of a process, and the group is the
+container's only if a part of its path contains the container's id:
 
-* a process may have moved below the container's group (systemd as first process: ``ID/init.scope``; crun's
-  ``ID.scope/container``), so the path is cut after the part that holds the id;
-* the first process of a container in a virtual machine is the machine's, in a group of the sandbox, which all
-  containers of the pod share. To report no group is better than to report that one.
+* A process may have moved below the container's group (systemd as first process: ``ID/init.scope``; crun's
+  ``ID.scope/container``), so the path is cut after the part with the id.
+* The first process of a container in a virtual machine is the process of the machine, in a group of the
+  sandbox, which all containers of the pod share. It is better to report no group than this group.
 
-Runs in a worker: the runtime has been queried before, here files are read.
+This code runs in a worker and only reads files: the runtime has been queried before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from proxy.executor.kernel_ports import CgroupLocation
 from proxy.executor.runtime_ports import RuntimeDetail
 
 _LIMIT = 1024
-"""This many groups are checked for a place whose beginning is unknown."""
+"""At most this many groups are searched for a path whose beginning is unknown."""
 
 
 class ControllerTree(Protocol):
@@ -48,13 +48,13 @@ class Locator:
         procfs: Path = Path("/proc"),
         mounts: Path = Path("/proc"),
     ) -> None:
-        """Take the trees.
+        """Set the trees.
 
         Args:
-            groups: The cpuset controller's.
-            others: Trees that are notified of a place, too, where it is in them.
-            procfs: Where processes are: that of the pid namespace in which the runtime counts.
-            mounts: The /proc where our own mount table is.
+            groups: The tree of the cpuset controller.
+            others: Trees that are notified of a group's path too.
+            procfs: The /proc of the pid namespace to which the runtime's pids belong.
+            mounts: The /proc with this process's mount table.
         """
         self._groups = groups
         self._others = others
@@ -71,7 +71,7 @@ class Locator:
         return CgroupLocation(path, obstacle)
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
-        """Notify all trees of a place; see ``proxy.executor.kernel_ports.GroupLocator.remember``."""
+        """Notify all trees of a group's path; see ``proxy.executor.kernel_ports.GroupLocator.remember``."""
         self._groups.learn(container_id, path, parent)
         for tree in self._others:
             tree.learn(container_id, path, parent)
@@ -107,7 +107,7 @@ class Locator:
         return path, ""
 
     def _spelled(self, place: MountedPath) -> str:
-        """Return the whole path of a place, if there is just one such group."""
+        """Return the whole path of a place; empty unless exactly one such group exists."""
         if not place.path or not group_names.is_plain(place.path):
             return ""
         if not place.hidden:

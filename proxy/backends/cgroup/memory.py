@@ -1,16 +1,16 @@
 """Read where a container's memory is: bytes by NUMA node, from the memory and hugetlb controllers.
 
-Theory (Linux cgroup-v1/memory.rst, cgroup-v2.rst, hugetlb.rst; what moves was measured on kernel 6.1).
+(Linux cgroup-v1/memory.rst, cgroup-v2.rst, hugetlb.rst; the moves of memory were measured on kernel 6.1.)
 
-* v2 reports ``anon`` and ``file`` in bytes by node, v1 pages by LRU list; there ``total`` has besides
-  ``file`` and ``anon`` what is locked (``unevictable``), and the lines that begin with ``hierarchical_``
-  count the groups below too, as v2 always does. Huge pages are in neither: ``hugetlb.<size>.numa_stat`` has
-  them.
-* What is counted is charged to the group: a page of a file that another container read first is the other's.
-* A change of ``cpuset.mems`` moves what is mapped on v2, within the write: 120 MB took 4 s in a virtual
-  machine, 0.4 s the second time. On v1 it does so only where ``cpuset.memory_migrate`` is 1, which no runtime
-  sets; else what is there stays, and only new pages come from the new nodes. Page cache that is not mapped
-  never moves. To add nodes moves nothing.
+* v2 reports ``anon`` and ``file`` in bytes by NUMA node. v1 reports pages by LRU list: ``total`` is the sum
+  of ``file``, ``anon`` and the locked pages (``unevictable``), and the lines that begin with
+  ``hierarchical_`` include the groups below, as v2 always does. Neither includes huge pages, which are in
+  ``hugetlb.<size>.numa_stat``. * The counters contain the pages that are charged to the group: if another
+  container read a page of a file first, the page is charged to that container. * On v2 a change of
+  ``cpuset.mems`` moves mapped pages during the write: 120 MB took 4 s in a virtual machine, and 0.4 s the
+  second time. v1 moves them only if ``cpuset.memory_migrate`` is 1, which no runtime sets; otherwise existing
+  pages stay, and only new pages come from the new nodes. Page cache that is not mapped never moves. Adding
+  nodes moves nothing.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def by_node(line: str, unit: int = 1) -> dict[int, int]:
-    """Read ``N0=1 N1=2`` out of a line; zeros are left out."""
+    """Parse ``N0=1 N1=2`` in a line; zeros are left out."""
     return {int(m[1]): int(m[2]) * unit for m in _NODE.finditer(line) if int(m[2])}
 
 
 def parse_use(text: str, version: int, huge: str = "") -> MemoryUse:
-    """Read ``memory.numa_stat``.
+    """Parse ``memory.numa_stat``.
 
     Args:
-        text: The file.
+        text: The text of the file.
         version: 1 or 2.
-        huge: The ``hugetlb.<size>.numa_stat`` files, one after the other.
+        huge: The texts of the ``hugetlb.<size>.numa_stat`` files, joined by newlines.
 
     Raises:
-        CgroupError: It is not that file.
+        CgroupError: The text is not that of ``memory.numa_stat``.
     """
     lines = {head: rest for line in text.splitlines() for head, _, rest in [_cut(line)]}
     if version == 2:
@@ -58,13 +58,14 @@ def parse_use(text: str, version: int, huge: str = "") -> MemoryUse:
         if not {f"{stem}total", f"{stem}file"} <= lines.keys():
             raise CgroupError(f"cannot read {_STAT}: it has no lines for total and file")
         total, file = by_node(lines[f"{stem}total"], _PAGE), by_node(lines[f"{stem}file"], _PAGE)
-        # The lists are read one after the other, while pages come and go.
+        # The kernel reads the lists one after the other while pages come and go, so differences can be
+        # negative.
         anon = {n: more for n, size in total.items() if (more := size - file.get(n, 0)) > 0}
     return MemoryUse(anon, file, _huge(huge))
 
 
 def _cut(line: str) -> tuple[str, str, str]:
-    """Cut a line's name off: ``anon N0=1`` on v2, ``total=5 N0=5`` on v1."""
+    """Split a line's name from the rest: ``anon N0=1`` on v2, ``total=5 N0=5`` on v1."""
     head, blank, rest = line.partition(" ")
     return head.partition("=")[0], blank, rest
 
@@ -87,8 +88,8 @@ class KernelMemory:
     Attributes:
         root: Where it is mounted.
         version: 1 or 2.
-        huge: Where the hugetlb controller's is; None where there is none.
-        cpusets: Where the cpuset controller's is, if that is v1.
+        huge: Where the hugetlb controller's tree is mounted; None if there is none.
+        cpusets: Where the cpuset controller's tree is mounted, if that is v1; otherwise None.
     """
 
     root: Path
@@ -138,18 +139,18 @@ class KernelMemory:
 
 
 def open_memory(root: Path, procfs: Path = Path("/proc")) -> KernelMemory | None:
-    """Find the memory controller's hierarchy; None where there is none.
+    """Find the memory controller's hierarchy; None if there is none.
 
     Args:
-        root: The root of ``proxy.backends.cgroup.cpuset.open_cgroups``. Where the controller is at none of
-            its usual places, the mount table is used.
-        procfs: Where our own mount table is.
+        root: The root that ``proxy.backends.cgroup.cpuset.open_cgroups`` takes. If the controller is at none
+            of its usual places, the mount table is used.
+        procfs: The /proc with this process's mount table.
     """
     parent = root.parent if (root / "cpuset.cpus").is_file() else root
     mounts = mounts_elsewhere(root, procfs)
     sets = parent / "cpuset"
     cpusets = sets if (sets / "cpuset.cpus").is_file() else next(mounted_v1(mounts, "cpuset"), None)
-    # On v2 a group may have this name, too; only v2's have this file.
+    # On v2 a group may be named "memory" too, but only groups of v2 have cgroup.controllers.
     if (parent / "memory" / _STAT).is_file() and not (parent / "memory" / "cgroup.controllers").exists():
         huge = parent / "hugetlb"
         return KernelMemory(parent / "memory", 1, huge if huge.is_dir() else None, cpusets)

@@ -1,19 +1,18 @@
-"""Adjust groups above and below the one that is written: on cgroup v1 each must lie within its parent.
+"""Adjust the groups above and below a group that is written: on cgroup v1 each must lie within its parent.
 
-Theory. The kernel refuses a list that one of the group's children does not fit into (EBUSY), and one that
-does not fit into the parent's (EACCES); so sets grow from the top and shrink from the bottom. On v2 nothing
-is refused, and what counts is the effective list.
+The kernel refuses a list into which the list of a child does not fit (EBUSY), and a list that does not fit
+into the parent's list (EACCES). So lists grow from the top and shrink from the bottom. On v2 no list is
+refused, and the effective list is decisive.
 
-* Above (kubelet's groups of pods and classes, or whatever else lies there): ancestors that are too narrow are
-  widened, from the top, to what they have and what is needed. They are never narrowed.
-* Below (a runtime or an init system in a container makes groups of its own): on v1 a new group of this kind
-  copies its parent's list, and it keeps that. When the container's group shrinks, groups below keep what is
-  left of theirs, or get all of the new set where nothing is; when it grows, groups that had the
-  whole list of the container get the whole list again. A group that had less keeps what it has. On v2 the
-  kernel does all of that.
+* Above (kubelet's groups of pods and QoS classes, or any other groups): ancestors that are too narrow are
+  widened, from the top: the needed ids are added to their list. Ancestors are never narrowed.
+* Below (a runtime or an init system in a container makes its own groups): on v1 such a new group copies its
+  parent's list and keeps it. When the container's group shrinks, groups below keep the ids that remain of
+  their list, or get the whole new list if none remains. When it grows, groups that had the whole list of the
+  container get the whole new list. A group that had less keeps its list. On v2 the kernel does all of this.
 
-Both directions are bounded; a group that is created meanwhile is seen in the next round. When the group
-cannot be narrowed in the end, it and those below it get back what they had.
+Both directions are bounded. A group that is created during the work is seen in the next round. If the group
+cannot be narrowed in the end, it and the groups below it get their previous lists back.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ ROUNDS = 3
 
 
 class NestedLists(Struct, frozen=True):
-    """One of the two lists of all groups of a tree; every call raises CgroupError as the kernel refuses.
+    """Access to one of the two lists of all groups of a tree; calls raise CgroupError if the kernel refuses.
 
     Attributes:
         held: Reads a group's list.
-        put: Writes it, as it is.
-        children: Paths of the groups right below.
+        put: Writes a group's list, without adjusting other groups.
+        children: Returns the paths of the groups directly below.
         version: 1 or 2.
     """
 
@@ -50,7 +49,7 @@ class NestedLists(Struct, frozen=True):
 
 
 def widen(lists: NestedLists, path: str, value: IdSet) -> bool:
-    """Make the ancestors of a group hold a value, from the top; True when one was written."""
+    """Add a value to the lists of a group's ancestors, from the top; return True if one was written."""
     widened = False
     parts = path.strip("/").split("/")
     for depth in range(1, len(parts)):
@@ -64,13 +63,13 @@ def widen(lists: NestedLists, path: str, value: IdSet) -> bool:
 
 
 def narrow(lists: NestedLists, path: str, value: IdSet, refusal: CgroupError) -> None:
-    """Write a list that groups below do not fit into: after theirs (v1). All of it is done, or nothing.
+    """Write a list into which groups below do not fit (v1): narrow them first. If it fails, undo all of it.
 
     Args:
-        lists: Where.
+        lists: Access to the lists.
         path: The group.
-        value: The ids that it should hold.
-        refusal: The error with which the kernel refused the write; raised again where no group below prevents
+        value: The ids that the group should have.
+        refusal: The error with which the kernel refused the write; raised again if no group below prevents
             the write.
     """
     work = _Narrowing(lists)
@@ -81,7 +80,7 @@ def narrow(lists: NestedLists, path: str, value: IdSet, refusal: CgroupError) ->
             except CgroupError as error:
                 if error.errno != errno.EBUSY or error is refusal:
                     raise
-                refusal = error  # a group came while we were at it
+                refusal = error  # a group was created during the work
             else:
                 return
         raise refusal
@@ -91,7 +90,7 @@ def narrow(lists: NestedLists, path: str, value: IdSet, refusal: CgroupError) ->
 
 
 class _Narrowing:
-    """Narrows a group and those below it, and remembers what they had."""
+    """Narrows a group and the groups below it, and remembers their previous lists."""
 
     def __init__(self, lists: NestedLists) -> None:
         self._lists = lists
@@ -107,7 +106,7 @@ class _Narrowing:
         held = lists.held(path)
         if not value <= held:
             widen(lists, path, value)
-            self._put(path, held, held | value)  # so that those below can go over before the rest goes
+            self._put(path, held, held | value)  # groups below need both old and new ids while they change
         for child in below:
             try:
                 has = lists.held(child)
@@ -122,7 +121,7 @@ class _Narrowing:
                     self.narrow(child, want, depth + 1, error)
             except CgroupError as error:
                 if error.errno != errno.ENOENT:
-                    raise  # else it has just gone
+                    raise  # ENOENT: the child has just been removed
         self._put(path, held | value, value)
 
     def _put(self, path: str, had: IdSet, value: IdSet) -> None:
@@ -130,9 +129,10 @@ class _Narrowing:
         self._written.append((path, had, value))
 
     def put_back(self) -> None:
-        """Restore the lists that were changed, the last one first: so each fits where it was.
+        """Restore the lists that were changed, the last one first, so that each fits into its parent.
 
-        A group with another list by now was changed by another writer, and is left, as is one that refuses.
+        A group that has another list by now was changed by another writer, and is left as it is. A group
+        whose write is refused is left too.
         """
         for path, had, value in reversed(self._written):
             with contextlib.suppress(CgroupError):
@@ -141,9 +141,9 @@ class _Narrowing:
 
 
 def follow(lists: NestedLists, path: str, before: IdSet, value: IdSet) -> None:
-    """Widen the groups below that had all of a group's list, after that list has grown (v1).
+    """After a group's list has grown, widen the groups below that had the whole previous list (v1).
 
-    A group that refuses is left: nothing depends on it.
+    If a write is refused, that group is left as it is: nothing depends on it.
     """
     level = [path]
     budget = GROUPS

@@ -1,31 +1,31 @@
-"""Cgroup v2 partitions: CPUs that the kernel itself keeps all other tasks off.
+"""Cgroup v2 partitions: CPUs from which the kernel itself excludes all other tasks.
 
-Theory. A group whose ``cpuset.cpus.partition`` is ``root`` or ``isolated`` is a scheduling domain of its own:
-its CPUs leave the effective sets of all groups outside, those of the system among them, and ``isolated`` also
-takes them out of load balancing. The kernel gives CPUs to a partition in one of two ways
+A group whose ``cpuset.cpus.partition`` is ``root`` or ``isolated`` is a separate scheduling domain: its CPUs
+leave the effective sets of all groups outside, including those of the system, and ``isolated`` takes them out
+of load balancing as well. The kernel gives CPUs to a partition in one of two ways
 (Documentation/admin-guide/cgroup-v2.rst, "Cpuset Interface Files"; tried on 6.1 and 6.12):
 
-* *remote* (Linux 6.7): all groups above, without the root, name the CPUs in ``cpuset.cpus.exclusive``. They
-  may stay members, and whatever else they hold stays as it is. This is the way that is taken.
-* *local*: the group above is a partition root itself, all the way up, and keeps a CPU for its own tasks. On
-  older kernels it is the only way; for a container it would take nearly all CPUs away from whatever runs
-  outside of ``kubepods``, so we never turn a group above into a partition. Where the operator has, it works.
+* *remote* (Linux 6.7): all groups above, except the root, name the CPUs in ``cpuset.cpus.exclusive``. They
+  may stay members, and their other CPUs are not affected. We use this way. * *local*: all groups above are
+  partition roots themselves and keep a CPU for their own tasks. On older kernels it is the only way. For a
+  container it would take nearly all CPUs away from the tasks outside of ``kubepods``, so we never turn a
+  group above into a partition. If the operator has done so, it works.
 
-What must be known of the kernel:
+The kernel's behaviour:
 
-* Every write of ``root`` is accepted; the file then holds the result: ``root invalid (Parent is not a
-  partition root)``. An invalid partition is not harmless (6.12): the CPUs stay withheld from the groups
-  above, and with the next write of its list the group is put on all others' CPUs. To write ``member`` puts
-  all that right, so that what is invalid is made a member at once. The reason is read before.
-* A sibling whose ``cpuset.cpus`` has one of the CPUs makes a partition invalid, without a reason. One whose
-  list lies within an exclusive set has the write of that set refused (EINVAL). Groups further away do not
-  matter: they only get less than they name.
-* A list above that is made smaller while a partition lives on it ends that silently, or leaves the kernel
-  with CPUs that no group has. So lists above only grow while a partition is there; they are narrowed after it
-  is a member again, from the bottom.
-* A partition follows its own exclusive set where it has one: then a foreign write of ``cpuset.cpus`` changes
-  neither the partition nor where its tasks run. So that is set too.
-* The file signals changes by poll (``EPOLLPRI``); see ``proxy.executor.partitions.sync``.
+* Every write of ``root`` is accepted; afterwards the file contains the result: ``root invalid (Parent is not
+  a partition root)``. An invalid partition is harmful (6.12): the CPUs stay withheld from the groups above,
+  and the next write of its list puts the group on the CPUs of all other groups. A write of ``member`` repairs
+  all of this, so an invalid partition is made a member at once, after the reason has been read. * If the
+  ``cpuset.cpus`` of a sibling has one of the CPUs, the partition becomes invalid, without a reason. If the
+  list of a sibling lies within an exclusive set, the write of that set is refused (EINVAL). Groups further
+  away do not matter: they only get fewer CPUs than their lists name.
+* If a list above is made smaller while a partition depends on it, the partition ends silently, or the kernel
+  is left with CPUs that no group has. So lists above only grow while the partition exists; they are narrowed
+  from the bottom after it is a member again. * If a partition has its own exclusive set, that set decides its
+  CPUs: a write of ``cpuset.cpus`` by another program changes neither the partition nor the CPUs of its tasks.
+  So the exclusive set is written too. * The file signals changes by poll (``EPOLLPRI``); see
+  ``proxy.executor.partitions.sync``.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class KernelPartitions:
     """Partitions of a cpuset hierarchy; implements ``proxy.executor.partitions.ports.Partitions``."""
 
     def __init__(self, files: Files, version: int, root: str = "") -> None:
-        """Take a hierarchy as it is.
+        """Set the hierarchy.
 
         Args:
-            files: How to reach it.
+            files: Access to its files.
             version: 1 or 2.
-            root: Where its files can be opened, for notifications; empty where there are none.
+            root: The directory of its files, which are opened for notifications; empty if it has none.
         """
         self._files = files
         self._version = version
@@ -70,17 +70,17 @@ class KernelPartitions:
 
     @property
     def unsupported_reason(self) -> str:
-        """Why there are no partitions at all, as text; empty where there may be."""
+        """Why partitions are impossible here, as text; empty if they may be possible."""
         return "" if self._version == 2 else "cgroup v1 has none"
 
     def file(self, path: str) -> str:
-        """Return the file that signals changes of a partition; empty where none does."""
+        """Return the file that signals changes of a partition; empty if there is none."""
         return f"{self._root}/{path}/{PARTITION}" if self._root else ""
 
     # Reading
 
     def read(self, path: str) -> PartitionState:
-        """Read what a group is; see ``Partitions.read``."""
+        """Read a group's partition state; see ``Partitions.read``."""
         try:
             text = self._files.read(path, PARTITION).strip()
         except OSError as error:
@@ -94,18 +94,18 @@ class KernelPartitions:
         return PartitionState(kind, valid=kind != MEMBER and not match["bad"], reason=reason)
 
     def exclusive_added(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
-        """Return what a partition adds to exclusive sets of groups; see ``Partitions.exclusive_added``."""
+        """Return the CPUs that a partition adds to exclusive sets; see ``Partitions.exclusive_added``."""
         if self._held(path, EXCLUSIVE) is None:
             return {}
         added = {above: cpus - (self._held(above, EXCLUSIVE) or CpuSet()) for above in _above(path)}
         return {above: missing for above, missing in added.items() if missing}
 
     def isolated(self) -> CpuSet | None:
-        """Return all CPUs of isolated partitions (Linux 6.7); None where the kernel does not report them."""
+        """Return all CPUs of isolated partitions (Linux 6.7); None if the kernel does not report them."""
         return self._held("", "cpuset.cpus.isolated")
 
     def _held(self, path: str, file: str) -> CpuSet | None:
-        """Read a list; None where there is no such file."""
+        """Read a list; None if there is no such file."""
         try:
             return CpuSet.parse(self._files.read(path, file))
         except OSError as error:
@@ -169,7 +169,7 @@ class KernelPartitions:
 
     def _put(self, path: str, file: str, value: CpuSet | str) -> None:
         try:
-            # A line feed says "empty": a write of nothing never reaches the kernel.
+            # An empty list is written as a line feed, because a write of no bytes never reaches the kernel.
             self._files.write(path, file, str(value) or "\n")
         except OSError as error:
             raise self._error(f"set {file} to {str(value) or 'nothing'} in", path, error) from None
@@ -186,16 +186,16 @@ class KernelPartitions:
 
 
 def open_partitions(cgroups: object) -> KernelPartitions | None:
-    """Return the partitions of a cpuset tree; None where it is not one of the kernel's, or imitates it."""
+    """Return the partitions of a cpuset tree; None if it is neither the kernel's nor an imitated tree."""
     if not isinstance(cgroups, KernelCgroups):
         return None
-    files = getattr(cgroups, "files", None)  # an imitated tree has rules of its own
+    files = getattr(cgroups, "files", None)  # an imitated tree has its own file access
     if files is not None:
         return KernelPartitions(files, cgroups.version)
     return KernelPartitions(OsFiles(cgroups.root), cgroups.version, str(cgroups.root))
 
 
 def _above(path: str) -> list[str]:
-    """The groups above one, from the top, without the root."""
+    """Return the ancestors of a group, from the top, without the root."""
     parts = path.strip("/").split("/")
     return ["/".join(parts[:depth]) for depth in range(1, len(parts))]

@@ -1,11 +1,11 @@
 """Find a container's group in a cpuset tree.
 
-The expected places (``proxy.backends.cgroup.group_names``) are tried first: a few stat calls of a
-microsecond each. Only where the pod's own group is not where its name says (a node inside a container), the
-tree is searched for the id, breadth first and with a bound, and the place is remembered for as long as it
-exists. The path above it there is remembered, too: all other names are tried below that as well, so that
-a node is searched once. A container that was not started yet has no group; its pod's group exists, so that it
-costs no search.
+The expected paths (``proxy.backends.cgroup.group_names``) are tried first: a few stat calls of a microsecond
+each. If the pod's own group is not at the path of its name (a node inside a container), the tree is searched
+for the id, breadth first and with a bound. The found path is remembered for as long as the group exists. The
+part of the path above the expected name is remembered too: all other names are also tried below it, so that a
+node is searched only once. A container that has not been started has no group, but its pod's group exists, so
+no search is made for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GroupFinder:
         self._tops: list[str] = [""]
 
     def find(self, parent: str, container_id: str) -> str | None:
-        """Return a container's group, or None where it has none; see ``Cgroups.find`` of the ports."""
+        """Return a container's group, or None if it has none; see ``Cgroups.find`` of the ports."""
         if not _is_id(container_id):
             return None
         for path in group_names.candidates(parent, container_id):
@@ -58,12 +58,13 @@ class GroupFinder:
         return None
 
     def learn(self, container_id: str, path: str, parent: str = "") -> None:
-        """Remember a group that was found; one that is not in this tree is not kept.
+        """Remember a group that was found, unless it is not in this tree.
 
         Args:
             container_id: The container.
             path: Its group.
-            parent: ``cgroup_parent`` or ``cgroupsPath``, if it is known: it shows where names begin.
+            parent: ``cgroup_parent`` or ``cgroupsPath``, if it is known: it shows at which part of the path
+                the expected name begins.
         """
         if not _is_id(container_id) or not self._files.is_group(path):
             return
@@ -80,7 +81,7 @@ class GroupFinder:
         home = group_names.home(parent, container_id)
         at = self.group(home) if home else None
         if at is not None:
-            # The pod is where it should be: its container is right below it, under whatever name, or nowhere.
+            # The pod's group is at its expected path: the container's group is directly below it, or nowhere.
             below = self._files.children(at)
             return next((f"{at}/{name}" for name in below if group_names.holds_id(name, container_id)), None)
         todo = deque([""])

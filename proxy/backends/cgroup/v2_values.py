@@ -1,7 +1,7 @@
-"""Values of cgroup v2 files, in the terms of v1: a quota alone, and nanoseconds.
+"""Values of cgroup v2 files, in the terms of v1: a quota without a period, and nanoseconds.
 
-Theory (Linux Documentation/admin-guide/cgroup-v2.rst, "CPU Interface Files"). v2 has one file where v1 has
-two (``cpu.max`` is quota and period), and microseconds where v1 has nanoseconds.
+v2 has one file for the two of v1 (``cpu.max`` has the quota and the period), and microseconds instead of v1's
+nanoseconds (Linux Documentation/admin-guide/cgroup-v2.rst, "CPU Interface Files").
 
 All functions take the text of a kernel file and raise CgroupError for text that the kernel never writes.
 """
@@ -19,7 +19,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 def quota_of(text: str) -> int:
-    """Read the quota out of ``cpu.max``: microseconds, -1 for none. The period has to be there."""
+    """Read the quota from ``cpu.max``: microseconds, -1 for no quota. The period must be in the text too."""
     parts = text.split()
     if len(parts) != 2:
         raise CgroupError(f"cannot read cpu.max: {text!r} is not a quota and a period")
@@ -32,7 +32,7 @@ def quota_text(quota: int) -> str:
 
 
 def cpu_usage(text: str) -> int:
-    """Read the used time out of ``cpu.stat``: nanoseconds."""
+    """Read the used CPU time from ``cpu.stat``, in nanoseconds."""
     used = _figures(text, "cpu.stat", ("usage_usec",))["usage_usec"]
     if used < 0:
         raise CgroupError(f"cannot read cpu.stat: {used} is not a time")

@@ -1,16 +1,16 @@
-"""The files in which the cluster agent leaves what it has read from the API server.
+"""The files into which the cluster agent writes the objects that it has read from the API server.
 
-Each file is one JSON object: what was read, when, at which resourceVersion, and the objects, in the form of
-Kubernetes but without the fields that are not used here. ``node.json`` has one object, ``namespaces.json``
-all namespaces, ``pods.json`` the pods that are bound to the node.
+Each file is one JSON object: the kind of the objects, when and at which resourceVersion they were read, and
+the objects themselves, in the form of Kubernetes but without the fields that are not used here. ``node.json``
+has one object, ``namespaces.json`` all namespaces, ``pods.json`` the pods that are bound to the node.
 
-Theory. A file is replaced as a whole when its objects change. In between, the agent sets its modification
-time to when the API server has confirmed them last, by an event, a bookmark or the start of a watch, which
-happens at least every 90 seconds. So a reader knows two ages: how long ago the objects were read, and since
-when they may be outdated.
+A file is replaced as a whole when its objects change. Between changes, the agent sets the file's modification
+time to the time when the API server last confirmed the objects: by an event, a bookmark or the start of a
+watch, which happens at least every 90 seconds. So a reader knows two ages: how long ago the objects were
+read, and since when they may be outdated.
 
-A file that cannot be used changes nothing: the last contents that could be used stay in effect, and their age
-is known. A file that goes away does not mean that there are no objects.
+An unusable file changes nothing: the last usable contents stay in effect, and their age is known. If a file
+disappears, that does not mean that there are no objects.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from proxy.permissions import Trust
 
 SCHEMA = "topoproxy-cluster-facts/1"
 LARGEST = 16 << 20
-"""Bytes of a file. 500 pods of ten containers each have 2 MiB; 10,000 namespaces of ten labels each 4 MiB."""
+"""The most bytes that a file may have. 500 pods of ten containers each take 2 MiB, and 10,000 namespaces of
+ten labels each take 4 MiB."""
 CURRENT_S = 110.0
-"""Seconds for which facts count as current after the API server has confirmed them: a watch lasts 90, and the
-agent records it every 10."""
+"""Facts count as current for this many seconds after the API server has confirmed them: a watch lasts 90
+seconds, and the agent records a confirmation every 10 seconds."""
 
 T = TypeVar("T")
 
@@ -53,11 +54,11 @@ class FactsFile(Generic[T]):
         """Set the path of a file; it is read when it is requested.
 
         Args:
-            directory: Where the agent writes.
-            kind: Which of its files.
-            convert: Converts the objects to the value that is used; raises ValueError for objects it cannot
-                use.
-            wall_clock: Seconds since the epoch, as the file system has them.
+            directory: The directory into which the agent writes.
+            kind: Which of the agent's files.
+            convert: Converts the objects to the value that is used; raises ValueError for objects that it
+                cannot use.
+            wall_clock: Returns the seconds since the epoch; the same clock as that of the file times.
         """
         self.path = directory / kind.file_name
         self._kind = kind
@@ -79,7 +80,7 @@ class FactsFile(Generic[T]):
 
     @property
     def problem(self) -> str:
-        """Why it could not be read the last time, and what is in effect instead; empty if it could."""
+        """Why the last read of the file failed, and what is in effect instead; empty if it succeeded."""
         if not self._problem:
             return ""
         stays = "" if self._facts is None else " (its last content stays in effect)"
@@ -91,7 +92,7 @@ class FactsFile(Generic[T]):
         return self._facts is not None and -CURRENT_S <= self._wall_clock() - self._confirmed <= CURRENT_S
 
     def read(self) -> T | None:
-        """Return the contents; the last ones if it cannot be read now, None if it never could be."""
+        """Return the contents; if they cannot be read now, the last usable ones; None if there are none."""
         with self._lock:
             try:
                 now = stamp(str(self.path))
@@ -106,7 +107,7 @@ class FactsFile(Generic[T]):
             return self._value
 
     def _read_again(self) -> None:
-        """Read the file, and use it if it can be used; else ignore it until it has changed."""
+        """Read the file; if it cannot be used, raise an error, and ignore the file until it changes."""
         if problem := Trust().file_problem(self.path):
             raise ValueError(problem)
         data, self._stamp = read_small(str(self.path), LARGEST)
@@ -134,7 +135,7 @@ class FactsFile(Generic[T]):
 
 
 class FactsKind(enum.StrEnum):
-    """What a file has."""
+    """The kind of objects in a file."""
 
     NODE = "node"
     NAMESPACES = "namespaces"
@@ -150,12 +151,12 @@ class ClusterFacts(Struct, frozen=True, rename="camel"):
     """The contents of a file.
 
     Attributes:
-        kind: What it has.
-        node: The node whose agent has read it.
+        kind: The kind of the objects.
+        node: The node whose agent has read the objects.
         read_at: When the objects were read, in seconds since the epoch.
-        resource_version: Of the list or of the last event; empty where it is not known.
-        items: The objects; where they are encoded, they may be JSON already (``msgspec.Raw``).
-        schema: The version of the form.
+        resource_version: The resourceVersion of the list or of the last event; empty if unknown.
+        items: The objects; for encoding, they can already be JSON (``msgspec.Raw``).
+        schema: The version of the format.
     """
 
     kind: FactsKind
@@ -173,7 +174,7 @@ def encode_facts(facts: ClusterFacts) -> bytes:
     """Return the contents of a file.
 
     Raises:
-        ValueError: They would be larger than ``LARGEST``.
+        ValueError: The contents would be larger than ``LARGEST``.
     """
     data = msgspec.json.encode(facts)
     if len(data) > LARGEST:
@@ -185,7 +186,7 @@ def decode_facts(data: bytes, kind: FactsKind) -> ClusterFacts:
     """Read the contents of a file.
 
     Raises:
-        ValueError: They are no facts, of another version, or of another kind.
+        ValueError: The data is not a file of the cluster agent, or is of another version or kind.
     """
     try:
         facts = _DECODER.decode(data)

@@ -1,11 +1,11 @@
 """Find the requests of this node's pods: first in the cluster agent's file, then at kubelet.
 
-Theory. kubelet calls the runtime some time after the API server has bound a pod to the node, and the agent
-sees the binding when kubelet does. So the facts of a pod are mostly in the agent's file before its sandbox is
-requested, and reading them takes no request to another process: a ``stat``, and a read after a change. For a
-pod that is not there kubelet is queried, where that is configured; so it is for every pod while the file is
-not current. Of a pod only its resources may change while it runs, so an old file is still better than
-nothing.
+kubelet calls the runtime some time after the API server has bound a pod to the node, and the agent sees the
+binding at the same time as kubelet. So the facts of a pod are usually in the agent's file before its sandbox
+is requested. Reading them takes no request to another process, only a ``stat``, and a read after a change. If
+a pod is not in the file, or the file is not current, kubelet is queried, if that is configured. If kubelet
+has no answer, an old file is still better than nothing, because only the resources of a pod can change while
+it runs.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class PodFactSources:
         """Set the sources.
 
         Args:
-            pods: What the agent has read.
-            kubelet: What else can be queried; None for nothing.
-            report_problem: Takes a message why a fact is not available.
+            pods: The pods that the agent has read.
+            kubelet: kubelet, which is queried next; None if it cannot be queried.
+            report_problem: Takes a message that says why a fact is not available.
         """
         self._pods = pods
         self._kubelet = kubelet
@@ -54,12 +54,12 @@ class PodFactSources:
 
     @property
     def knows_pods(self) -> bool:
-        """True: there is a file, or will be."""
+        """Always True: the agent's file exists, or will exist."""
         return True
 
     @property
     def knows_devices(self) -> bool:
-        """True where kubelet can be queried for devices."""
+        """True if kubelet can be queried for devices."""
         return self._kubelet is not None and self._kubelet.knows_devices
 
     def pod_requests(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
@@ -95,7 +95,7 @@ class PodFactSources:
         return None if self._kubelet is None else self._kubelet.devices(namespace, pod, container)
 
     def allocatable(self) -> Mapping[str, Mapping[str, Mask | None]]:
-        """Query kubelet for all devices; empty where kubelet cannot be queried."""
+        """Query kubelet for all devices; empty if kubelet cannot be queried."""
         return {} if self._kubelet is None else self._kubelet.allocatable()
 
     def close(self) -> None:

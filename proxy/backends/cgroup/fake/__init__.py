@@ -1,1 +1,1 @@
-"""A directory that behaves as a cgroup hierarchy does under the kernel's rules."""
+"""A directory that behaves like a cgroup hierarchy, with the kernel's rules."""

@@ -1,10 +1,11 @@
 """The kernel's rules about CFS quotas, on files in an ordinary directory.
 
-In the order in which the kernel checks (kernel 6.18, v1 seen on a real mount): what is not a number, a quota
-or a period of less than a millisecond, a period of more than a second: EINVAL; any negative quota means no
-quota. v1: the root is fixed, and a group's ratio of quota to period may not exceed that of its nearest
-ancestor that has a quota, nor fall short of one below: EINVAL. On v2 any value is taken. An imitated v1 tree
-has cpu and cpuset in one hierarchy, as a mount of both controllers would have.
+The rules, in the order in which the kernel checks them (kernel 6.18, v1 seen on a real mount): text that is
+not a number, a quota or a period of less than a millisecond, and a period of more than a second fail with
+EINVAL. Any negative quota means no quota. On v1 the root cannot be written, and a group's ratio of quota to
+period must not be above that of its nearest ancestor with a quota, nor below that of a group below it
+(EINVAL). On v2 quotas need not fit those of other groups. An imitated v1 tree has cpu and cpuset in one
+hierarchy, like a mount of both controllers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LEAST, _LONGEST, _MOST = 1000, 1_000_000, 1 << 44
 
 
 class FakeCpuFiles(Protocol):
-    """What is needed of the directory."""
+    """The file operations that this module needs."""
 
     version: int
 
@@ -29,21 +30,21 @@ class FakeCpuFiles(Protocol):
         """Read one file of a group."""
 
     def children(self, path: str) -> Sequence[str]:
-        """Names of the groups right below."""
+        """Return the names of the groups directly below."""
 
 
 def new_files(path: str, version: int) -> dict[str, str]:
-    """Return the files of a new group and what they hold."""
+    """Return the files of a new group and their contents."""
     if version == 1:
         return {QUOTA: "-1", PERIOD: "100000"}
     return {MAX: "max 100000"} if path else {}
 
 
 def written(tree: FakeCpuFiles, path: str, name: str, text: str) -> str:
-    """Return what a file holds after a write.
+    """Return the content of a file after a write.
 
     Raises:
-        OSError: EINVAL, as the kernel refuses.
+        OSError: EINVAL, if the kernel would refuse the write.
     """
     if name == MAX:
         quota, _, period = text.strip().partition(" ")

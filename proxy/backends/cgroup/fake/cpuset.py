@@ -1,8 +1,8 @@
 """A cpuset hierarchy in an ordinary directory, with the kernel's rules.
 
-For the demo, for tests, and for trying the daemon without changing the node: the files are real files, so a
-person can inspect them, and what the kernel refuses is refused with the kernel's error number (the contract
-test runs the same cases on both). The description of the imagined machine lies in the directory
+For the demo, for tests, and for trying the daemon without changing the node. The files are real files, so
+they can be inspected. Writes that the kernel refuses are refused with the kernel's error number (the contract
+test runs the same cases on both). The description of the imagined machine is in the directory
 (``hierarchies.MARKER``), so several processes can open one tree; a file lock orders their writes. The rules
 are in ``proxy.backends.cgroup.fake.cpuset_rules``. Groups are made and removed with ``mkdir`` and ``rmdir``
 of ``FakeCgroups``.
@@ -23,7 +23,7 @@ from proxy.model.idset import CpuSet, Mask
 
 
 class FakeCgroups(KernelCgroups):
-    """A cpuset tree in a directory: ``KernelCgroups`` on ``FakeCgroupFiles``, and a runtime's part."""
+    """A cpuset tree in a directory: ``KernelCgroups`` on ``FakeCgroupFiles``, and a runtime's operations."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class FakeCgroups(KernelCgroups):
         *,
         exclusive: bool = True,
     ) -> None:
-        """Make the tree, or open it where the directory holds one already.
+        """Make the tree, or open it if the directory already contains one.
 
         Args:
             root: The directory; made if it is missing.
@@ -43,7 +43,7 @@ class FakeCgroups(KernelCgroups):
             nodes: Its memory nodes.
             version: 1 or 2.
             possible: CPUs that the kernel was built for; ``online`` if None.
-            exclusive: Whether groups have ``cpuset.cpus.exclusive``, as since Linux 6.7.
+            exclusive: Whether groups have ``cpuset.cpus.exclusive``, which exists since Linux 6.7.
         """
         all_possible = online if possible is None else possible
         self._tree = FakeCgroupFiles(root, online, all_possible, nodes, version, exclusive=exclusive)
@@ -57,7 +57,7 @@ class FakeCgroups(KernelCgroups):
 
     @classmethod
     def open(cls, root: Path) -> FakeCgroups:
-        """Open the tree that a directory holds.
+        """Open the tree in a directory.
 
         Raises:
             CgroupError: The directory's description cannot be read.
@@ -74,14 +74,14 @@ class FakeCgroups(KernelCgroups):
 
     @property
     def files(self) -> FakeCgroupFiles:
-        """The files of the tree, with the kernel's refusals: for other controllers than cpuset."""
+        """The files of the tree, with the kernel's refusals, for controllers other than cpuset."""
         return self._tree
 
     def mkdir(self, path: str) -> None:
         """Make a group.
 
         Raises:
-            OSError: EEXIST, or ENOENT where the parent is missing.
+            OSError: EEXIST, or ENOENT if the parent is missing.
         """
         above, _, name = path.rpartition("/")
         new = f"{above}/.{name}" if above else f".{name}"
@@ -96,7 +96,7 @@ class FakeCgroups(KernelCgroups):
         """Remove a group.
 
         Raises:
-            OSError: ENOENT, or EBUSY where it holds tasks or groups.
+            OSError: ENOENT, or EBUSY if it contains tasks or groups.
         """
         with self._tree.locked():
             if self._tree.children(path) or self._tree.read(path, "cgroup.procs").strip():
@@ -112,11 +112,11 @@ class FakeCgroups(KernelCgroups):
         """Move a task into a group.
 
         Raises:
-            OSError: ENOENT, or on v1 ENOSPC where the group has no CPUs or no memory nodes.
+            OSError: ENOENT, or on v1 ENOSPC if the group has no CPUs or no memory nodes.
         """
         self._tree.write(path, "cgroup.procs", str(pid))
 
     def detach(self, pid: int) -> None:
-        """End a task: it leaves its group."""
+        """Remove a task from its group, as when the task ends."""
         with self._tree.locked():
             self._tree.forget(pid)

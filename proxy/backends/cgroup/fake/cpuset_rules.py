@@ -1,14 +1,14 @@
 """The kernel's cpuset rules, on files in an ordinary directory.
 
-Rules, in the order in which the kernel checks (kernel 6.18, each seen on a real v1 mount):
+The rules, in the order in which the kernel checks them (kernel 6.18, each seen on a real v1 mount):
 
-1. the list does not parse: EINVAL; an id beyond the possible ones: ERANGE (CPUs) or EINVAL (nodes); v1: not
-   online: EINVAL;
-2. v1: a child would stick out: EBUSY; the group would stick out of its parent: EACCES;
+1. the list does not parse: EINVAL; an id beyond the possible ids: ERANGE; an id that is not online: EINVAL
+   (for CPUs only on v1);
+2. v1: a child would no longer fit into the group: EBUSY; the group would not fit into its parent: EACCES;
 3. tasks would be left without CPUs or nodes: ENOSPC.
 
-On v2 nothing of 2 applies; the effective files say what tasks get: the part of the list that the parent has,
-and all that the parent has where that is nothing.
+On v2 rule 2 does not apply. The effective files contain the ids that tasks get: the part of the list that the
+parent has, or if there is none, all ids of the parent.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FakeCgroupFiles:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the tree's lock; each use opens the file again, so threads exclude each other too."""
+        """Hold the tree's lock; each use opens the file anew, so that threads exclude each other too."""
         with (self._root / MARKER).open() as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -70,7 +70,7 @@ class FakeCgroupFiles:
         return self._plain.is_group(path)
 
     def children(self, path: str) -> Sequence[str]:
-        """Names of the groups right below (a leading dot marks one that is being made or removed)."""
+        """Return the names of the groups directly below; a leading dot marks groups made or removed now."""
         return [name for name in self._plain.children(path) if not name.startswith(".")]
 
     def write(self, path: str, name: str, text: str) -> None:
@@ -98,7 +98,7 @@ class FakeCgroupFiles:
     # Rules
 
     def held(self, path: str, name: str) -> IdSet:
-        """The list that a group holds (root: what the machine has)."""
+        """Return a group's list (for the root: the ids of the machine)."""
         if not path:
             return self._have[name]
         return dict(LISTS)[name].parse(self._plain.read(path, name))
@@ -143,7 +143,7 @@ class FakeCgroupFiles:
         self._keep_table(after)
 
     def _table(self, name: str) -> partitions.Table:
-        """Return the groups that are partitions, where the list is that of CPUs."""
+        """Return the groups that are partitions; empty for memory nodes and on v1."""
         if self.version == 1 or name != "cpuset.cpus":
             return {}
         return partitions.load(self._root)
@@ -164,7 +164,7 @@ class FakeCgroupFiles:
         self._spread("", "cpuset.cpus")
 
     def group_removed(self, path: str) -> None:
-        """A group has been removed; if it was a partition, drop that state (lock held)."""
+        """Drop the partition state of a removed group, if it was a partition (lock held)."""
         table = partitions.load(self._root)
         if path in table:
             self._keep_table({k: v for k, v in table.items() if k != path})
@@ -177,7 +177,7 @@ class FakeCgroupFiles:
             raise OSError(errno.EACCES, "the parent holds less")
 
     def _spread(self, path: str, name: str) -> None:
-        """Compute the effective value of a group and of everything below it."""
+        """Compute the effective lists of a group and of all groups below it."""
         self._work_out(path, name, self._table(name))
 
     def _work_out(self, path: str, name: str, table: partitions.Table) -> None:
@@ -208,7 +208,7 @@ class FakeCgroupFiles:
         self._store(path, "cgroup.procs", "\n".join([*pids, str(pid)]))
 
     def forget(self, pid: int, path: str = "") -> None:
-        """Take a task out of the group it is in, as its end does."""
+        """Remove a task from its group, as when the task ends."""
         pids = self._plain.read(path, "cgroup.procs").split()
         if str(pid) in pids:
             pids.remove(str(pid))
@@ -217,7 +217,7 @@ class FakeCgroupFiles:
             self.forget(pid, f"{path}/{child}" if path else child)
 
     def _store(self, path: str, name: str, text: str) -> None:
-        """Replace a file's text in one step, so that a reader without the lock never sees half of it."""
+        """Replace a file's text in one step, so that a reader without the lock never sees a part of it."""
         whole = f"{text}\n" if text or name != "cgroup.procs" else ""
         write_file(self._root / path / name, whole.encode(), mode=0o644, sync=False)
 

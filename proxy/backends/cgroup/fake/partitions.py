@@ -1,16 +1,17 @@
 """The kernel's rules of partitions (cgroup v2), on files in an ordinary directory.
 
-As seen on Linux 6.12 (the theory is in ``proxy.backends.cgroup.partitions``), without exclusive sets as on
-6.1:
+The rules are those of Linux 6.12, or of 6.1 for a tree without exclusive sets (``cgroup.partitions`` explains
+partitions):
 
-* any write of ``root`` or ``isolated`` is accepted; the file then holds the result, with the reason;
+* any write of ``root`` or ``isolated`` is accepted; afterwards the file contains the result, with the reason;
 * a partition takes its CPUs out of the effective sets of all groups outside;
-* a sibling that names one of them later makes it invalid, without a reason; the CPUs stay withheld, and
-  with the next write of its list it runs where the others do; until ``member`` is written nothing helps;
-* an exclusive set may not overlap a sibling's, nor hold all of a sibling's list (EINVAL);
-* a set above that is made smaller than a partition needs makes that a member, without a word.
+* if a sibling names one of these CPUs later, the partition becomes invalid, without a reason; its CPUs stay
+  withheld, and after the next write of its list its tasks run on the same CPUs as other groups; only a write
+  of ``member`` ends this state;
+* an exclusive set may not overlap a sibling's exclusive set, nor contain all of a sibling's list (EINVAL);
+* if a set above becomes smaller than a partition needs, the partition becomes a member, without a message.
 
-A group may be a partition below another one only where that has all its CPUs; hotplug is not imitated.
+A group can be a partition below another partition only if that one has all its CPUs; hotplug is not imitated.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PARTITION, EXCLUSIVE, ISOLATED = "cpuset.cpus.partition", "cpuset.cpus.exclusive
 FILES = (PARTITION, EXCLUSIVE)
 TABLE = ".partitions.json"
 VALID, INVALID, STUCK, LOST = "valid", "invalid", "stuck", "lost"
-"""Invalid from the beginning; made invalid by a sibling; and written to since then."""
+"""The last three: invalid from the beginning; made invalid by a sibling; and its list written since then."""
 
 
 class PartitionEntry(Struct, frozen=True):
@@ -59,7 +60,7 @@ Table = dict[str, PartitionEntry]
 
 
 class FakePartitionFiles(Protocol):
-    """What is needed of the directory."""
+    """The file operations that this module needs."""
 
     def read(self, path: str, name: str) -> str:
         """Read one file of a group."""
@@ -68,7 +69,7 @@ class FakePartitionFiles(Protocol):
         """Return whether there is such a group."""
 
     def children(self, path: str) -> Sequence[str]:
-        """Names of the groups right below."""
+        """Return the names of the groups directly below."""
 
 
 def load(root: Path) -> Table:
@@ -88,7 +89,7 @@ def save(root: Path, table: Table) -> None:
 
 
 def new_files(path: str, *, exclusive: bool) -> dict[str, str]:
-    """Return the files of a new group and what they hold."""
+    """Return the files of a new group and their contents."""
     if not path:
         return {ISOLATED: ""} if exclusive else {}
     return {PARTITION: "member", **({EXCLUSIVE: ""} if exclusive else {})}
@@ -109,10 +110,10 @@ def effective(path: str, own: CpuSet, above: CpuSet, online: CpuSet, table: Tabl
 
 
 def set_exclusive(tree: FakePartitionFiles, path: str, value: CpuSet, table: Table) -> Table:
-    """Return the groups that are no members after an exclusive set was written.
+    """Return the groups that are not members after an exclusive set was written.
 
     Raises:
-        OSError: EINVAL, as the kernel refuses.
+        OSError: EINVAL, if the kernel would refuse the write.
     """
     for sibling in _siblings(tree, path):
         named = _list(tree, sibling, "cpuset.cpus")
@@ -144,7 +145,7 @@ def set_partition(tree: FakePartitionFiles, path: str, kind: str, table: Table) 
     """Return the groups that are not members after a group was made a partition or a member.
 
     Raises:
-        OSError: EINVAL: no such word.
+        OSError: EINVAL: there is no such kind.
     """
     if kind not in ("member", "root", "isolated"):
         raise OSError(errno.EINVAL, "not a kind of partition")
@@ -166,7 +167,7 @@ def _made(tree: FakePartitionFiles, path: str, kind: str, cpus: CpuSet, others: 
 
 
 def _reason(tree: FakePartitionFiles, path: str, cpus: CpuSet, others: Table) -> str:
-    """Return why a group cannot be a partition; empty where it can."""
+    """Return why a group cannot be a partition; empty if it can."""
     parent = path.rpartition("/")[0]
     above = others.get(parent)
     if above is not None and above.state == VALID:
