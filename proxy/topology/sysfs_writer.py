@@ -1,8 +1,8 @@
 """Writes a ``Machine`` as a sysfs tree into a directory, for ``--sysfs-root``.
 
-The tree contains what the reader reads, under the current file names, as masks and as lists. Facts that the
-kernel did not report about the machine (packages, node directories, the list of present CPUs) are left out of
-the tree too. So the tree reads back as an equal machine with the same gaps.
+The tree contains the files that the reader reads, under the current file names, as masks and as lists. Facts
+that the kernel did not report about the machine (packages, node directories, the list of present CPUs) are
+left out of the tree too. So the tree reads back as an equal machine with the same gaps.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ memory block and NUMA node that comes or goes to group 1 of NETLINK_KOBJECT_UEVE
 
     offline@/devices/system/cpu/cpu3\0ACTION=offline\0DEVPATH=...
 
-The group carries events of all devices, also those of each container's network, so only the first line is
-parsed. It says *that* something changed; the new state is read from sysfs.
+The group carries events of all devices, including those of each container's network, so only the first line
+is parsed. It says only *that* something changed; the new state is read from sysfs.
 """
 
 from __future__ import annotations

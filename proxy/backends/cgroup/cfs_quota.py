@@ -1,6 +1,7 @@
 """The CFS quota of cgroups, v1 and v2: how long the tasks of a group may run in each period.
 
-Theory (Linux scheduler/sched-bwc.rst, cgroup-v2.rst "CPU Interface Files"; each refusal seen on kernel 6.18).
+The kernel's rules (Linux scheduler/sched-bwc.rst, cgroup-v2.rst "CPU Interface Files"; each refusal was seen
+on kernel 6.18):
 
 * v1 has ``cpu.cfs_quota_us`` (-1: no quota) and ``cpu.cfs_period_us`` in the cpu controller's hierarchy,
   which is often mounted together with cpuacct. The kernel compares ratios of quota to period: the ratio of a

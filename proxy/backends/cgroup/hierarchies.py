@@ -197,4 +197,4 @@ def mounted(
 def root_of(mounts: list[HierarchyMount], point: Path) -> str:
     """Return the group that is visible at a mount point; ``/`` if the path is not a mount point."""
     roots = [m.root for m in mounts if m.point == point]
-    return roots[-1] if roots else "/"  # the last mount hides those before it
+    return roots[-1] if roots else "/"  # the last mount hides the earlier ones

@@ -50,7 +50,7 @@ class GroupFinder:
         return group
 
     def group(self, path: str) -> str | None:
-        """Return a group by its name: at that path, or below a root where other names were found."""
+        """Return a group by its name: at that path, or below a path where other names were found."""
         for top in self._tops:
             candidate = f"{top}/{path}" if top else path
             if self._files.is_group(candidate):

@@ -1,1 +1,1 @@
-"""Connections to device plug-ins, which report devices and what a container needs to use them."""
+"""Connections to device plug-ins, which report devices and the settings that containers need to use them."""

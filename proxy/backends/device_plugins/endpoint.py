@@ -1,18 +1,20 @@
-"""One registered device plug-in: its device list, calls to it, and what happens to it when it misbehaves.
+"""One registered device plug-in: its device list, the calls to it, and its isolation if it fails repeatedly.
 
-Theory of operation. A plug-in that has registered is queried for its options, then its list is followed.
-kubelet drops a plug-in whose list ends, and waits for it to register again (kubernetes v1.36
+A plug-in that has registered is queried for its options, then its device list is followed. kubelet drops a
+plug-in whose list ends, and waits until it registers again (kubernetes v1.36
 pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient). Here its socket is dialled again, with
-growing pauses, until it registers again or its grace is over. States:
+growing pauses, until the plug-in registers again or its grace period is over. The states:
 
-- ``CONNECTING``: it has not listed its devices yet. Calls wait for the list, as long as for an answer.
-- ``SERVING``: its devices can be given out.
+- ``CONNECTING``: the plug-in has not listed its devices yet. Calls wait for the list as long as for an
+  answer.
+- ``SERVING``: its devices can be assigned.
 - ``DOWN``: its list has ended, or could not be used.
-- ``ISOLATED``: it lists its devices, but several calls in a row have had no usable answer. It is queried
-  for its options, with growing pauses, until it answers.
+- ``ISOLATED``: it lists its devices, but several calls in a row had no usable answer. It is queried for its
+  options, with growing pauses, until it answers.
 
-An error that a plug-in answers with is its decision, and counts as an answer. A preference is not binding:
-where a plug-in does not give it in time, it is not queried for a while, and nothing else follows.
+If a plug-in answers with an error, that is its decision, and counts as an answer. A preference is not
+binding: if a plug-in does not give it in time, the only consequence is that it is not queried for one for a
+while.
 """
 
 from __future__ import annotations
@@ -38,23 +40,24 @@ from proxy.telemetry.port import Telemetry
 RECONNECT: Final = Backoff(0.2, 30.0, steady=60.0)
 """Seconds before a plug-in whose list has ended is dialled again."""
 PROBE: Final = Backoff(1.0, 60.0, steady=300.0)
-"""Seconds before an isolated plug-in is queried whether it answers again."""
+"""Seconds before an isolated plug-in is queried again."""
 PREFER: Final = Backoff(10.0, 300.0)
 """Seconds for which a plug-in that did not give a usable preference is not queried for one."""
 FAILURES: Final = 3
 """This many calls in a row without a usable answer isolate a plug-in."""
 PREFERENCE_S: Final = 2.0
-"""The longest that a preference is waited for."""
+"""The longest deadline of a request for a preference."""
 PRE_START_S: Final = 30.0
 """The deadline of PreStartContainer (k8s.io/kubelet v0.36 pkg/apis/deviceplugin/v1beta1/constants.go)."""
 LIST_GAP_S: Final = 0.1
-"""Seconds between two lists of a plug-in that are taken; of those between them, only the newest is."""
+"""Seconds between two lists of a plug-in that are read; of the lists that arrive in between, only the newest
+is read."""
 
 T = TypeVar("T")
 
 
 class EndpointState(StrEnum):
-    """The state of a plug-in; see the theory above."""
+    """The state of a plug-in; see the docstring of this module."""
 
     CONNECTING = "connecting"
     SERVING = "serving"
@@ -66,11 +69,11 @@ class PluginEndpoint:
     """A plug-in that has registered; for the event loop.
 
     Attributes:
-        resource: What it has registered.
+        resource: The resource that it has registered.
         path: Its socket.
         state: Its state.
-        reason: Why it does not serve; empty where it does.
-        devices: Its newest list; None before the first.
+        reason: Why it does not serve; empty if it does.
+        devices: Its newest list; None before the first list.
         has_preferences: Whether it answers GetPreferredAllocation.
         needs_pre_start: Whether the plug-in requires PreStartContainer.
     """
@@ -84,10 +87,10 @@ class PluginEndpoint:
         telemetry: Telemetry,
         changed: Callable[[PluginEndpoint], None],
     ) -> None:
-        """Dial nothing yet.
+        """Store the settings; nothing is dialled yet.
 
         Args:
-            resource: What it has registered.
+            resource: The resource that the plug-in has registered.
             path: Its socket.
             decoder: The thread that decodes device lists.
             timeout: Returns the deadline of a call, in seconds.
@@ -107,7 +110,7 @@ class PluginEndpoint:
         self._channel = PluginChannel(path)
         self._failures = 0
         self._served_since = 0.0
-        self._first_list = asyncio.Event()  # or why there is none
+        self._first_list = asyncio.Event()  # set even if there is no list: see ``reason``
         self._probes = RetryDelays(PROBE)
         self._preferences = RetryTimes[str](PREFER)
         self._tasks: list[asyncio.Task[None]] = []
@@ -116,10 +119,10 @@ class PluginEndpoint:
     # -- its connection -----------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Ask the plug-in for its options.
+        """Query the plug-in for its options.
 
         Raises:
-            PluginCallError: It does not answer.
+            PluginCallError: The plug-in does not answer, or answers with an error.
             PluginAnswerError: Its answer cannot be used.
         """
         content = await self._call("GetDevicePluginOptions", b"", self._timeout())
@@ -138,7 +141,7 @@ class PluginEndpoint:
             again = True
 
     def close(self) -> None:
-        """End all calls; nothing changes any more."""
+        """End all calls; changes are no longer reported."""
         self._closed = True
         self._changed = lambda endpoint: None
         self._first_list.set()
@@ -146,7 +149,7 @@ class PluginEndpoint:
         self._channel.close()
 
     async def _session(self, *, again: bool) -> str:
-        """Connect, where that is not done yet, and follow the list; return why it has ended."""
+        """Follow the list, after connecting again if ``again``; return why the list has ended."""
         try:
             if again:
                 self._channel = PluginChannel(self.path)
@@ -199,7 +202,7 @@ class PluginEndpoint:
     async def preferred(
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
-        """Request a preference; empty where the plug-in has none, or does not give it."""
+        """Request a preference; empty if the plug-in has none, or does not answer with a usable one."""
         now = self._loop.time()
         if self.state is not EndpointState.SERVING or not self._preferences.due("", now):
             return ()
@@ -218,7 +221,7 @@ class PluginEndpoint:
         return preference
 
     async def allocate(self, ids: tuple[str, ...]) -> AllocateAnswer:
-        """Ask what a container needs to use devices.
+        """Request the settings that a container needs to use devices.
 
         Raises:
             PluginCallError, PluginAnswerError: There is no usable answer.
@@ -236,7 +239,8 @@ class PluginEndpoint:
         await self._served("PreStartContainer", request, PRE_START_S, lambda content: None)
 
     async def _served(self, method: str, request: bytes, limit: float, read: Callable[[bytes], T]) -> T:
-        # A plug-in that registers again replaces the one before it, whose devices are still given out.
+        # This endpoint may have replaced an earlier one, whose devices are still assigned before the first
+        # list.
         await self._first_list.wait()
         if self.state is not EndpointState.SERVING:
             raise PluginCallError(self.reason, answered=False)
@@ -269,7 +273,7 @@ class PluginEndpoint:
         self._tasks.append(self._loop.create_task(self._probe()))
 
     async def _probe(self) -> None:
-        """Ask an isolated plug-in for its options until it answers."""
+        """Query an isolated plug-in for its options until it answers."""
         lasted = self._loop.time() - self._served_since
         while True:
             await asyncio.sleep(self._probes.next(lasted))
@@ -286,12 +290,12 @@ class PluginEndpoint:
 class ListFeed:
     """Holds the newest list of a plug-in. ``put`` is for the thread that reads, everything else for the loop.
 
-    A list replaces all before it. One that has not been read when a newer one arrives is dropped, so that a
-    plug-in that sends lists without end costs no more than its newest one.
+    A list replaces all lists before it. If a newer list arrives before a list has been read, the older list
+    is dropped, so that a plug-in that sends lists without end costs no more than its newest list.
 
     Attributes:
         received: How many messages have arrived.
-        ended: Why the stream has ended; empty as long as it has not.
+        ended: Why the stream has ended; empty until it ends.
     """
 
     def __init__(self) -> None:
@@ -304,7 +308,7 @@ class ListFeed:
         self._over = asyncio.Event()
 
     def put(self, message: bytes) -> None:
-        """Hold a message, in place of one that has not been taken."""
+        """Store a message; it replaces a message that has not been read."""
         self.received += 1
         with self._lock:
             waiting, self._newest = self._newest, message
@@ -313,13 +317,13 @@ class ListFeed:
                 self._loop.call_soon_threadsafe(self._awake.set)
 
     def end(self, text: str) -> None:
-        """The stream has ended: what has not been taken is dropped."""
+        """Record that the stream has ended; a message that has not been read is dropped."""
         self.ended = text
         self._over.set()
         self._awake.set()
 
     async def next(self) -> bytes | None:
-        """Return the newest message, as soon as there is one; None when the stream has ended."""
+        """Wait for a message and return the newest one; None if the stream has ended."""
         while not self.ended:
             self._awake.clear()
             with self._lock:
@@ -330,7 +334,7 @@ class ListFeed:
         return None
 
     async def rest(self, seconds: float) -> None:
-        """Let messages replace each other for a while; returns early where the stream ends."""
+        """Let messages replace each other for a while; return early if the stream ends."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._over.wait()

@@ -1,9 +1,10 @@
-"""Forwards registrations to kubelet, for plug-ins with sockets in a directory of topoproxy.
+"""Forwards registrations to kubelet, for plug-ins whose sockets are in a directory of topoproxy.
 
 kubelet joins the name of a plug-in's socket to its own directory (kubernetes v1.36
-pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register). So a symbolic link of that name in kubelet's
-directory leads to the socket. kubelet removes such links at its start, with all sockets, and so does the next
-start here. A link of that name that leads nowhere, as of a former ``shimDirectory``, is replaced.
+pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register). So topoproxy makes a symbolic link with that
+name in kubelet's directory, which leads to the socket. kubelet removes these links when it starts, with all
+sockets, and topoproxy removes them when it starts. A link with that name that leads nowhere, such as a link
+to a former ``shimDirectory``, is replaced.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ class KubeletRegistration:
     """Registers plug-ins at kubelet; every method may block."""
 
     def __init__(self, directory: Path, links: Path) -> None:
-        """Touch nothing yet.
+        """Store the directories; nothing is changed yet.
 
         Args:
             directory: kubelet's directory of device plug-ins.
-            links: The directory to which links in it lead.
+            links: The directory to which our links in ``directory`` lead.
         """
         self._directory = directory
         self._links = links
@@ -41,11 +42,11 @@ class KubeletRegistration:
         """Register a plug-in at kubelet, with the request unchanged.
 
         Args:
-            request: What the plug-in has sent.
-            path: Its socket.
+            request: The plug-in's request.
+            path: The plug-in's socket.
 
         Raises:
-            KubeletError: kubelet refuses it or does not answer, or the link cannot be made.
+            KubeletError: kubelet rejects the request or does not answer, or the link cannot be made.
         """
         link = self._directory / path.name
         try:
@@ -77,7 +78,7 @@ class KubeletRegistration:
                     entry.unlink(missing_ok=True)
 
     def identity(self) -> tuple[int, int, int] | None:
-        """Return what distinguishes kubelet's socket from that of its next start; None without a socket."""
+        """Return a value that changes when kubelet restarts and makes a new socket; None without a socket."""
         try:
             status = os.lstat(self._directory / SOCKET_NAME)
         except OSError:
@@ -85,5 +86,5 @@ class KubeletRegistration:
         return status.st_dev, status.st_ino, status.st_mtime_ns
 
     def close(self) -> None:
-        """End calls under way; those after that fail."""
+        """End running calls; later calls fail."""
         self._channel.close()

@@ -1,9 +1,10 @@
-"""Messages of device plug-ins as values: read leniently where kubelet is lenient, and within limits.
+"""Messages of device plug-ins as values: accepted as kubelet accepts them, but within limits.
 
-What a plug-in sends is input of another party. kubelet takes nearly everything (kubernetes v1.36
-pkg/kubelet/cm/devicemanager/manager.go); what it takes silently and what cannot be meant is refused here,
-with the reason: ids that contradict each other, answers for another number of containers, devices that were
-not offered, paths that are not absolute, and anything of a size that no honest plug-in needs.
+Messages of a plug-in are untrusted input. kubelet accepts nearly all of them (kubernetes v1.36
+pkg/kubelet/cm/devicemanager/manager.go). Values that kubelet accepts silently, but that cannot be intended,
+are refused here, with the reason: ids that contradict each other, answers for another number of containers,
+devices that were not offered, paths that are not absolute, and messages of a size that no honest plug-in
+needs.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ if TYPE_CHECKING:
     M = TypeVar("M", bound=Message)
 
 MESSAGE_LIMIT: Final = 4 << 20
-"""Bytes of a message, as of kubelet's client (the default of grpc-go)."""
+"""The most bytes of a message, as in kubelet's client (the default of grpc-go)."""
 ANSWER_LIMIT: Final = 256 << 10
-"""Bytes of an answer: that to Allocate becomes a part of a request, and is kept."""
+"""The most bytes of an answer; the answer to Allocate becomes a part of a request, and is kept."""
 DEVICES_LIMIT: Final = 16_384
-"""Devices of a resource."""
+"""The most devices of a resource."""
 ID_LIMIT: Final = 256
-"""Characters of a device's id. The interface specifies 63, which kubelet does not check."""
+"""The most characters of a device's id. The interface specifies 63, which kubelet does not check."""
 ENTRIES_LIMIT: Final = 1024
-"""Entries of one kind in an answer to Allocate."""
+"""The most entries of one kind in an answer to Allocate."""
 _HEALTHY = "Healthy"
 _HIGHEST_NODE = 1023
 
 
 class PluginAnswerError(ValueError):
-    """A plug-in has sent an answer that cannot be used; the text names it."""
+    """A plug-in has sent an answer that cannot be used; the text names the reason."""
 
 
 def read_devices(content: bytes) -> dict[str, RegisteredDevice]:
@@ -61,7 +62,7 @@ def read_devices(content: bytes) -> dict[str, RegisteredDevice]:
 
 
 def _nodes(device: pb.Device) -> Mask | None:
-    """Return the NUMA nodes; None where there is no topology. -1, sysfs' value for no node, is none."""
+    """Return the NUMA nodes; None if there is no topology. -1, sysfs' value for no node, is left out."""
     if not device.HasField("topology"):
         return None
     return Mask(node.ID for node in device.topology.nodes if 0 <= node.ID <= _HIGHEST_NODE)
@@ -89,10 +90,11 @@ def preference_request(available: Collection[str], must_include: Collection[str]
 
 
 def read_preference(content: bytes, available: Collection[str], size: int) -> tuple[str, ...]:
-    """Read the preference of a plug-in; empty where it has none.
+    """Read the preference of a plug-in; empty if it has none.
 
     Raises:
-        PluginAnswerError: It is too large, or names devices that were not offered, one twice, or too many.
+        PluginAnswerError: The answer is too large, or names a device that was not offered, or the same device
+            twice, or too many devices.
     """
     _bounded(content, max(ANSWER_LIMIT, 4 * ID_LIMIT * size))  # a character has up to 4 bytes
     answers = _decoded(pb.PreferredAllocationResponse, content).container_responses
@@ -109,7 +111,7 @@ def read_preference(content: bytes, available: Collection[str], size: int) -> tu
 
 
 def allocate_request(ids: Iterable[str]) -> bytes:
-    """Write a request for what one container needs to use devices."""
+    """Write a request for the settings that one container needs to use devices."""
     requested = pb.ContainerAllocateRequest(devices_ids=ids)
     return pb.AllocateRequest(container_requests=[requested]).SerializeToString()
 
@@ -120,10 +122,10 @@ def pre_start_request(ids: Iterable[str]) -> bytes:
 
 
 def read_allocation(content: bytes) -> AllocateAnswer:
-    """Read what a container needs to use its devices.
+    """Read the settings that a container needs to use its devices.
 
     Raises:
-        PluginAnswerError: The answer is not for one container, is too large, or holds impossible values.
+        PluginAnswerError: The answer is not for one container, is too large, or contains impossible values.
     """
     _bounded(content, ANSWER_LIMIT)
     answers = _decoded(pb.AllocateResponse, content).container_responses
@@ -133,10 +135,10 @@ def read_allocation(content: bytes) -> AllocateAnswer:
 
 
 def read_container_answer(content: bytes) -> AllocateAnswer:
-    """Read the answer for one container, as kubelet's checkpoint has it.
+    """Read the answer for one container, in the form of kubelet's checkpoint.
 
     Raises:
-        PluginAnswerError: It cannot be decoded, or holds impossible values.
+        PluginAnswerError: The answer cannot be decoded, or contains impossible values.
     """
     return _container_answer(_decoded(pb.ContainerAllocateResponse, content))
 
@@ -187,7 +189,7 @@ def _cdi_name(name: str) -> str:
 
 
 def _bounded(content: bytes, most: int) -> None:
-    """Refuse what would take long to decode."""
+    """Refuse an answer that would take long to decode."""
     if len(content) > most:
         raise PluginAnswerError(f"its answer has {len(content)} bytes (the most is {most})")
 

@@ -1,12 +1,12 @@
-"""Calls to one device plug-in on its socket: each with a deadline, none of them on a thread of the daemon.
+"""Calls to one device plug-in on its socket: each has a deadline, and none blocks a thread of the daemon.
 
-Calls begin on the event loop and end there: gRPC reports their end from a thread of its own. The stream of
-device lists is read by one thread for each plug-in, which hands over bytes and decodes nothing. It pauses
-after each message, so that a plug-in that sends without end costs little; gRPC's flow control makes the
-plug-in wait meanwhile.
+Calls begin and end on the event loop; gRPC reports their end from its own thread. The stream of device lists
+is read by one thread for each plug-in, which only forwards bytes and decodes nothing. It pauses after each
+message, so that a plug-in that sends without end costs little; during the pause, gRPC's flow control makes
+the plug-in wait.
 
-gRPC is imported with the first call, so the first one is made in a process that serves registrations, which
-has imported it in a thread.
+gRPC is imported with the first call. This does not block the event loop: the process that makes the first
+call serves registrations, and has imported gRPC in a thread for them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SERVICE: Final = "/v1beta1.DevicePlugin"
 READ_GAP_S: Final = 0.005
 """Seconds between two messages that are read from a plug-in."""
 MARGIN_S: Final = 1.0
-"""Seconds after its deadline in which gRPC reports the end of a call; after that it is given up here."""
+"""If gRPC has not reported the end of a call this many seconds after its deadline, the call is given up."""
 _TOO_LARGE: Final = re.compile("(?<!SERVER: )Received message larger than max")
-"""gRPC's text where this side refuses an answer; SERVER is before it where the plug-in refuses a request."""
+"""gRPC's text if this side refuses an answer; it begins with SERVER if the plug-in refuses a request."""
 
 
 class PluginCallError(Exception):
     """A call has failed.
 
     Attributes:
-        answered: Whether the plug-in has answered with this error; else it is away, or does not answer.
+        answered: True if the plug-in has answered with this error; False if it is gone or does not answer.
     """
 
     def __init__(self, message: str, *, answered: bool) -> None:
@@ -49,7 +49,7 @@ class PluginChannel:
     """A connection to one plug-in; for the event loop."""
 
     def __init__(self, path: Path) -> None:
-        """Store the socket; nothing is dialled before the first call."""
+        """Store the path of the socket; nothing is dialled before the first call."""
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._channel = GrpcChannel(path, MESSAGE_LIMIT, ONE_THREAD)
@@ -116,7 +116,7 @@ class PluginChannel:
 
 
 def _pass_result(answer: asyncio.Future[bytes], call: Any, timeout_s: float) -> None:
-    """Pass the end of a call on to the coroutine that waits for it, if it still does."""
+    """Forward the end of a call to the coroutine that waits for it, if it still waits."""
     if answer.done():
         return
     code = call.code().value[0]

@@ -1,12 +1,12 @@
 """The device plug-ins of the node, by resource: implements ``proxy.executor.device_ports.DevicePlugins``.
 
-Theory. As in kubelet's device manager (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go), a resource
-belongs to the plug-in that registered it last. When a plug-in does not serve, its devices are unhealthy at
-once (markResourceUnhealthy); when it has not served for five minutes, the resource is withdrawn
-(stopGracePeriodExpired). What containers hold is not touched by either.
+As in kubelet's device manager (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go), a resource belongs
+to the plug-in that registered it last. When a plug-in does not serve, its devices are unhealthy at once
+(markResourceUnhealthy); when it has not served for five minutes, the resource is withdrawn
+(stopGracePeriodExpired). Neither changes the devices that containers already have.
 
-Unlike there, registrations are answered only as fast as is useful: one that registers again and again waits
-longer each time, and a device list that changes nothing is not passed on.
+Unlike in kubelet, the rate of registrations is limited: a plug-in that registers again and again must wait
+longer each time. A device list that changes nothing is not forwarded.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 GRACE_S: Final = 300.0
 """kubelet's ``endpointStopGracePeriod`` (kubernetes v1.36 pkg/kubelet/cm/devicemanager/types.go)."""
 RESOURCES_LIMIT: Final = 128
-"""Resources that can be registered at a time; each has a connection and a thread."""
+"""The most resources that can be registered at the same time; each has a connection and a thread."""
 REGISTER: Final = Backoff(0.5, 30.0, steady=60.0, tolerated=5)
-"""Seconds before a resource can be registered again: a plug-in that keeps restarting is slowed down."""
+"""Seconds before a resource can be registered again; this slows down a plug-in that keeps restarting."""
 DOWN: Final = "a device plug-in does not serve: its devices are unhealthy"
 
 
@@ -48,9 +48,9 @@ class ManagedResource:
 
     Attributes:
         endpoint: The plug-in that registered last.
-        task: What follows its devices.
-        reported: The devices as the node knows them.
-        since: When the plug-in last began to serve or ceased to, by the loop's clock.
+        task: The task that follows its devices.
+        reported: The devices that were last reported to the node; None if none were, or after a withdrawal.
+        since: When the plug-in last began to serve or stopped serving, by the loop's clock.
         registered: How often the resource was registered.
         withdrawal: Withdraws the resource; None while the plug-in serves.
     """
@@ -72,7 +72,7 @@ class ManagedResource:
 
 @dataclass(slots=True)
 class RegisterPause:
-    """How soon a resource can be registered again."""
+    """The time before a resource can be registered again."""
 
     delays: RetryDelays = field(default_factory=lambda: RetryDelays(REGISTER))
     last: float = float("-inf")
@@ -86,7 +86,7 @@ class DevicePluginRegistry:
         """Begin without plug-ins, on the running event loop.
 
         Args:
-            context: The node that is notified of devices.
+            context: The node that is notified about devices.
             timeout_s: Deadline of calls, in seconds.
             grace_s: Seconds after which a resource without a plug-in is withdrawn.
         """
@@ -104,14 +104,15 @@ class DevicePluginRegistry:
     # -- registrations ------------------------------------------------------------------------------------
 
     async def register(self, resource: str, path: Path) -> None:
-        """Make a plug-in the one of a resource, as soon as it has answered; the one before it is dropped.
+        """Register a plug-in for a resource when it has answered; the previous plug-in is dropped.
 
         Args:
             resource: The resource; its name has been checked.
             path: The socket of the plug-in.
 
         Raises:
-            DevicePluginError: The plug-in does not answer, or registers too often, or there are too many.
+            DevicePluginError: The plug-in does not answer, or registers too often; or there are too many
+                resources, or the daemon stops.
         """
         self._admit(resource)
         endpoint = PluginEndpoint(
@@ -170,8 +171,8 @@ class DevicePluginRegistry:
         """Drop the plug-in of a resource, and withdraw the resource; containers keep the devices they have.
 
         Args:
-            resource: The resource; nothing happens where no plug-in has registered it, in this run or before.
-            reason: Why, for the log.
+            resource: The resource; nothing happens if no plug-in has registered it, in this run or before.
+            reason: The reason, for the log.
         """
         if (managed := self._resources.get(resource)) is not None:
             self._report(managed, None)
@@ -183,7 +184,7 @@ class DevicePluginRegistry:
         self._context.telemetry.event("resource is withdrawn", resource=resource, reason=reason)
 
     def close(self) -> None:
-        """Drop all plug-ins; the node keeps what it knows."""
+        """Drop all plug-ins; the node keeps the devices that were reported."""
         self._closed = True
         self._unclaimed.cancel()
         for each in self._resources.values():
@@ -216,7 +217,7 @@ class DevicePluginRegistry:
 
     def _report(self, managed: ManagedResource, devices: Mapping[str, RegisteredDevice] | None) -> None:
         resource = managed.endpoint.resource
-        # The resource may be from an earlier run of the daemon: nothing was reported in this one.
+        # The resource may be from an earlier run of the daemon, with nothing reported in this run.
         is_withdrawn = devices is None and resource in self._context.state.devices.registered
         if devices != managed.reported or is_withdrawn:
             managed.reported = devices
@@ -224,7 +225,10 @@ class DevicePluginRegistry:
             self._context.store.handle(DevicesChanged(resource, devices))
 
     def _withdraw(self, resource: str) -> None:
-        """Withdraw a resource whose plug-in has not served for the whole grace; keep one that still lists."""
+        """Withdraw a resource whose plug-in has not served for the whole grace period.
+
+        The plug-in is dropped if its list has ended, and kept otherwise.
+        """
         managed = self._resources[resource]
         self._report(managed, None)
         if managed.endpoint.state is EndpointState.DOWN:
@@ -256,24 +260,24 @@ class DevicePluginRegistry:
         return managed is not None and managed.endpoint.has_preferences
 
     def needs_pre_start(self, resource: str) -> bool:
-        """Return whether the plug-in of a resource is to be called by ``pre_start`` before each create."""
+        """Return whether ``pre_start`` must be called for a resource before each create."""
         managed = self._resources.get(resource)
         if managed is None:
-            # An earlier run of the daemon had its plug-in; ``pre_start`` refuses until that registers again.
+            # The plug-in registered in an earlier run; ``pre_start`` fails until the plug-in registers again.
             return resource in self._context.state.devices.registered
         return managed.endpoint.needs_pre_start
 
     async def preferred(
         self, resource: str, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
-        """Ask a plug-in which devices it prefers; see ``DevicePlugins``."""
+        """Query a plug-in for the devices that it prefers; see ``DevicePlugins``."""
         managed = self._resources.get(resource)
         if managed is None or not managed.endpoint.has_preferences:
             return ()
         return await managed.endpoint.preferred(available, must_include, size)
 
     async def allocate(self, resource: str, ids: tuple[str, ...]) -> AllocateAnswer:
-        """Ask a plug-in what a container needs to use devices; see ``DevicePlugins``."""
+        """Query a plug-in for the settings that a container needs to use devices; see ``DevicePlugins``."""
         endpoint = self._endpoint("allocate devices of", resource)
         try:
             return await endpoint.allocate(ids)

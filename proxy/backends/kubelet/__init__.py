@@ -1,1 +1,1 @@
-"""Everything that is read from kubelet: state files, configuration, pods, devices, the Node object."""
+"""Readers of kubelet's facts: state files, configuration, pods, devices, and the Node object."""

@@ -1,7 +1,7 @@
 """Calls to a gRPC service of kubelet on a unix socket.
 
-grpc is imported with the first call. Answers are decoded here and not by grpc, which would write what it
-cannot decode to a log of its own.
+grpc is imported with the first call. Answers are decoded here and not by grpc, which would write messages
+that it cannot decode to its own log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 LARGEST = 64 << 20
-"""Bytes of an answer."""
+"""The most bytes of an answer."""
 
 Answer = TypeVar("Answer", bound="Message")
 
@@ -24,7 +24,7 @@ class UnixChannel:
     """A channel that is opened when it is needed; safe to use from several threads."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
-        """Store the socket; nothing is dialled before the first call.
+        """Store the path of the socket; nothing is dialled before the first call.
 
         Args:
             path: Path of the socket, with or without ``unix://``.
@@ -44,7 +44,7 @@ class UnixChannel:
             answer: The type of the answer.
 
         Raises:
-            KubeletError: There is no answer, or it is an error; ``code`` and ``details`` say which.
+            KubeletError: There is no answer, or it is an error; ``code`` and ``details`` describe it.
         """
         import grpc
         from google.protobuf.message import DecodeError
@@ -57,7 +57,7 @@ class UnixChannel:
             number, name = failed.code().value[0], failed.code().name
             details = details_of(failed)
             raise KubeletError(self._failed(action, f"{details} ({name})"), number, details) from None
-        except ValueError:  # grpc's error for a channel that was closed meanwhile
+        except ValueError:  # grpc's error for a channel that was closed during the call
             raise KubeletError(self._failed(action, "the channel is closed")) from None
         try:
             return answer.FromString(content)

@@ -1,21 +1,22 @@
 """Writing ``cpu_manager_state`` as kubelet's CPU manager does.
 
-Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/state/state_checkpoint.go, restoreState, and
-pkg/kubelet/cm/cpumanager/policy_static.go, validateState). kubelet reads the file once, when it starts, and
-exits with an error where a check fails; a supervisor then restarts it again and again. It requires:
+kubelet reads the file once, when it starts, and exits with an error if a check fails; a supervisor then
+restarts it again and again (kubernetes v1.36 pkg/kubelet/cm/cpumanager/state/state_checkpoint.go,
+restoreState, and pkg/kubelet/cm/cpumanager/policy_static.go, validateState). It checks:
 
-- the policy's name is that of its configuration, and the checksum is right;
+- that the policy's name is that of its configuration, and that the checksum is correct;
 - under ``none`` nothing else: the default set is empty and there are no entries;
-- under ``static`` the default set is not empty, no entry overlaps it, all entries and the default set
-  together are the CPUs that are online, and the CPUs that kubelet reserves lie in the default set. Under
-  the option ``strict-cpu-reservation`` those lie in neither, and are not part of the whole.
+- under ``static``: that the default set is not empty, that no entry overlaps it, that all entries and the
+  default set together are the online CPUs, and that the CPUs that kubelet reserves are in the default set.
+  With the option ``strict-cpu-reservation`` the reserved CPUs are in neither the entries nor the default set,
+  and do not count among the online CPUs here.
 
-After that it writes the file from memory at each change and never reads it, so a file that is written while
-kubelet runs is lost with its next write. Its memory manager keeps ``memory_manager_state`` in the same way,
-by its own policy; that file does not know the CPU manager, and stays as it is when the CPU manager's policy
-changes.
+After that, kubelet writes the file from memory at each change and never reads it again. So a file that is
+written while kubelet runs is lost with kubelet's next write. kubelet's memory manager keeps
+``memory_manager_state`` in the same way, by its own policy. That file contains nothing of the CPU manager,
+and is not changed when the CPU manager's policy changes.
 
-A write is atomic: a file next to it is written, synced and renamed over the old one, as kubelet does.
+A write is atomic, as in kubelet: a file next to the old one is written, synced and renamed over it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _LIMIT = 16 << 20
 
 
 def none_state(version: int = CURRENT) -> str:
-    """Return the file of policy ``none``."""
+    """Return the text of the file for policy ``none``."""
     return _state("none", CpuSet(), {}, {}, version)
 
 
@@ -62,18 +63,18 @@ def static_state(
     strict: bool = False,
     version: int = CURRENT,
 ) -> str:
-    """Return the file of policy ``static`` in which some containers have CPUs of their own.
+    """Return the text of the file for policy ``static``, with the exclusive CPUs of some containers.
 
     Args:
-        all_cpus: The CPUs that kubelet counts: those that are online.
+        all_cpus: The CPUs that kubelet counts: the online CPUs.
         held: Pod uid to container name to CPUs; for version 1, container ids below an empty uid.
-        pods: CPUs of pods as a whole, by uid; only version 3 knows them.
+        pods: CPUs of pods as a whole, by uid; only version 3 supports them.
         reserved: CPUs that kubelet reserves.
-        strict: Its option ``strict-cpu-reservation`` is on.
+        strict: kubelet's option ``strict-cpu-reservation`` is on.
         version: The file's version.
 
     Raises:
-        CheckpointError: kubelet would not start with it.
+        CheckpointError: kubelet would not start with this file.
     """
     keep = reserved or CpuSet()
     whole = all_cpus - keep if strict else all_cpus
@@ -109,12 +110,12 @@ def _state(policy: str, default: CpuSet, held: Held, pods: Mapping[str, CpuSet],
 
 
 def fnv1a_of(fields: Mapping[str, Any], version: int) -> int:
-    """Return the checksum that kubelet gives to the fields of a file."""
+    """Return the checksum that kubelet computes for the fields of a file."""
     return fnv1a(text_of(lower(fields), version))
 
 
 def _verify(written: str, policy: str, default: CpuSet, held: Held, version: int) -> None:
-    """Parse the text that was made: a text that does not read back as intended is never written."""
+    """Parse the text, and raise an error unless it reads back as intended; such a text is never written."""
     checkpoint = read_cpu(written)
     cpus = held_cpus(checkpoint)
     expected = {uid: dict(names) for uid, names in held.items() if names}
@@ -124,10 +125,10 @@ def _verify(written: str, policy: str, default: CpuSet, held: Held, version: int
 
 
 def pods_of(checkpoint: Checkpoint) -> dict[str, CpuSet]:
-    """Return the CPUs of pods as a whole that a file of version 3 has.
+    """Return the CPUs of pods as a whole from a file of version 3.
 
     Raises:
-        CheckpointError: It holds an invalid CPU list.
+        CheckpointError: The file contains an invalid CPU list.
     """
     entries = checkpoint.fields.get("podentries") or {}
     try:
@@ -137,10 +138,10 @@ def pods_of(checkpoint: Checkpoint) -> dict[str, CpuSet]:
 
 
 def read_text(directory: Path) -> str | None:
-    """Read the file of a kubelet; None where there is none.
+    """Read kubelet's file; None if there is none.
 
     Raises:
-        CheckpointError: It cannot be read.
+        CheckpointError: The file cannot be read.
     """
     try:
         raw, _ = read_small(str(directory / NAME), _LIMIT)
@@ -154,10 +155,10 @@ def read_text(directory: Path) -> str | None:
 
 
 def write_text(directory: Path, text: str) -> None:
-    """Replace kubelet's file by a text, atomically; mode 0600, the owner stays.
+    """Replace the content of kubelet's file, atomically, with mode 0600 and the same owner.
 
     Raises:
-        CannotCreateError, PermissionDeniedError: It cannot be written; the old file is as it was.
+        CannotCreateError, PermissionDeniedError: The file cannot be written; the old file is unchanged.
     """
     replace(directory / NAME, text, directory / _BESIDE)
 

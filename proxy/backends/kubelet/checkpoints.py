@@ -1,22 +1,24 @@
 """Reading the state files of kubelet's CPU and memory managers.
 
-Theory (kubernetes v1.36 pkg/kubelet/checkpointmanager/checksum/checksum.go, New; pkg/util/hash/hash.go,
-DeepHashObject). The files are compact JSON with a checksum: the 32-bit FNV-1a hash of a text, which is how a
-Go printer (spew) shows the structure with checksum 0. The text names Go types for fields, not for map keys,
-values and list items; it shows pointers in maps as ``<*>``, what is null as ``<nil>`` (the outermost maps are
-null only where the file says so: left out, they are empty), sorts keys, and puts one space between members.
-The same type name is in every version, so versions differ in the types of entries only:
+The format (kubernetes v1.36 pkg/kubelet/checkpointmanager/checksum/checksum.go, New; pkg/util/hash/hash.go,
+DeepHashObject): the files are compact JSON with a checksum. The checksum is the 32-bit FNV-1a hash of a text,
+which a Go printer (spew) prints for the structure with checksum 0. The text names Go types for fields, but
+not for map keys, values and list items. It shows pointers in maps as ``<*>`` and null values as ``<nil>``
+(the outermost maps are null only if the file says so; if they are left out, they are empty), sorts keys, and
+puts one space between members. All versions have the same type name, and differ only in the types of the
+entries:
 
-- CPU 1 has container id to set, CPU 2 pod uid to container name to set, CPU 3 also a set for each pod;
-- memory 2 has also blocks for each pod.
+- CPU version 1 has container id to set, version 2 pod uid to container name to set, and version 3 in addition
+  a set for each pod;
+- memory version 2 has in addition blocks for each pod.
 
-A file does not contain its version: the version is the one whose text has the checksum. Reading never needs
+A file does not contain its version: its version is the one whose text has the checksum. Reading never needs
 the checksum: a file that is being rewritten, or was edited, has ``version`` None, and the caller decides.
-Keys match in any case, as in Go.
+Keys match in upper and lower case, as in Go.
 
-Theory of the contents (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). The files are
-hints for us, and kubelet does not know when we read them: between two writes a set may be in neither place.
-So the contents are converted as they are, and only an invalid set is refused.
+The contents (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate) are only hints for us,
+and kubelet does not know when we read them: between two writes a CPU can be neither in the default set nor in
+an entry. So the contents are converted without changes, and only an invalid set is refused.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ _NIL = "<nil>"
 
 
 class HeldCpus(Struct, frozen=True):
-    """What ``cpu_manager_state`` contains.
+    """The contents of ``cpu_manager_state``.
 
     Attributes:
         default: The shared set.
-        held: Pod uid to container name to CPUs; version 1 has container ids, and the empty uid here.
+        held: Pod uid to container name to CPUs; version 1 has container ids below an empty uid.
     """
 
     default: CpuSet
@@ -51,7 +53,7 @@ def held_cpus(checkpoint: Checkpoint) -> HeldCpus:
     """Read the CPUs of a ``cpu_manager_state``.
 
     Raises:
-        CheckpointError: It holds an invalid CPU list.
+        CheckpointError: The file contains an invalid CPU list.
     """
     with _readable("cpu_manager_state"):
         entries = checkpoint.fields.get("entries") or {}
@@ -75,13 +77,13 @@ class CheckpointError(TopoproxyError):
 
 
 class Checkpoint(Struct, frozen=True):
-    """A state file, read.
+    """The contents of a state file.
 
     Attributes:
         fields: The file's JSON; the keys of the outermost structure are in lower case.
-        checksum: The checksum in the file; 0 where there is none.
-        version: The version whose text has the checksum, None where none has.
-        text: The text that was hashed for that version; empty where there is none.
+        checksum: The checksum in the file; 0 if there is none.
+        version: The version whose text has the checksum; None if no version's text has it.
+        text: The text that was hashed for that version; empty if ``version`` is None.
     """
 
     fields: Mapping[str, Any]
@@ -91,7 +93,7 @@ class Checkpoint(Struct, frozen=True):
 
     @property
     def policy(self) -> str:
-        """Name of the policy that wrote it."""
+        """Name of the policy under which the file was written."""
         return str(self.fields.get("policyname", ""))
 
 
@@ -107,7 +109,7 @@ def read_cpu(content: str) -> Checkpoint:
     """Read ``cpu_manager_state``.
 
     Raises:
-        CheckpointError: It is not such a file.
+        CheckpointError: The text is not that of such a file.
     """
     return _read(content, "cpu_manager_state", {2: _cpu_2, 1: _cpu_1, 3: _cpu_3})
 
@@ -116,7 +118,7 @@ def text_of(fields: Mapping[str, Any], version: int) -> str:
     """Return the text whose hash is the checksum of a ``cpu_manager_state``.
 
     Args:
-        fields: Its JSON, the outermost keys in lower case.
+        fields: The file's JSON, with the outermost keys in lower case.
         version: 1, 2 or 3.
 
     Raises:
@@ -129,7 +131,7 @@ def read_memory(content: str) -> Checkpoint:
     """Read ``memory_manager_state``.
 
     Raises:
-        CheckpointError: It is not such a file.
+        CheckpointError: The text is not that of such a file.
     """
     return _read(content, "memory_manager_state", {1: _memory_1, 2: _memory_2})
 
@@ -145,10 +147,10 @@ def _read(content: str, file: str, texts: Mapping[int, Callable[[Mapping[str, An
         raise CheckpointError(f"cannot read kubelet's {file}: {error}") from None
     for version, text in texts.items():
         try:
-            # Go has no half characters: it reads each as the replacement character.
+            # Go has no lone surrogates: it reads each as the replacement character.
             shown = text(fields).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
-            continue  # its entries have another form: it is not this version
+            continue  # the entries have another form, so the file is not of this version
         if fnv1a(shown) == checksum:
             return Checkpoint(fields, checksum, version, shown)
     return Checkpoint(fields, checksum, None, "")
@@ -214,7 +216,7 @@ def _cpu_3(fields: Mapping[str, Any]) -> str:
         nonlocal remaining
         cpus = CpuSet.parse(lower(raw).get("cpuset", ""))
         remaining -= len(cpus)
-        if remaining < 0:  # "0-9999999" is short and names very many; no CPU is in the sets of two pods
+        if remaining < 0:  # a short text can name very many CPUs; the sets of pods never overlap
             raise ValueError("more CPUs than any machine has")
         elements = _map((cpu, "{}") for cpu in cpus)
         return f"{{CPUSet:(cpuset.CPUSet){{elems:(map[int]struct {{}}){elements}}}}}"

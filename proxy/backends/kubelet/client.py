@@ -1,11 +1,11 @@
-"""Query kubelet for facts that the CRI does not carry: a pod's requests, and its devices.
+"""Query kubelet for facts that the CRI does not contain: a pod's requests, and its devices.
 
-Kubelet is queried while one of its own calls waits, so nothing here fails: a fact that is not available is
-None, and each cause is reported once, and again only after that source worked in between.
+Kubelet is queried while one of its own calls waits, so nothing here fails: an unavailable fact is None. Each
+cause is reported once, and reported again only after its source has worked in the meantime.
 
-kubelet's pods API (kubelet 1.36, gate PodsAPI; KEP-4188) returns one pod where the list has all of them, and
-needs no token, so it is preferred where it exists. Its answer is converted to the form of the JSON list, and
-read as such.
+kubelet's pods API (kubelet 1.36, gate PodsAPI; KEP-4188) returns a single pod, whereas the list contains all
+pods, and it needs no token. So it is preferred if it exists. Its answer is converted to the form of the JSON
+list, and read in the same way.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class PodsApi:
     """The pods API."""
 
     def __init__(self, channel: UnixChannel) -> None:
-        """Take the channel to kubelet's socket; the caller closes it."""
+        """Store the channel to kubelet's socket; the caller closes it."""
         self._channel = channel
 
     def find(self, uid: str) -> PodSpec | None:
         """Find a pod.
 
         Returns:
-            The pod, or None where kubelet does not know it.
+            The pod, or None if kubelet does not know it.
 
         Raises:
-            KubeletError: Kubelet does not serve the API, or does not answer; ``code`` tells the two apart.
+            KubeletError: Kubelet does not serve the API, or does not answer; ``code`` distinguishes the two.
             InputError: The pod is malformed.
         """
         from proxy.api.kubelet import pods_pb2 as pb
@@ -81,7 +81,7 @@ class PodsApi:
 
 
 def _plain(pod: pb.Pod) -> dict[str, Any]:
-    """Return a pod as JSON would hold it."""
+    """Return a pod in the form of Kubernetes' JSON."""
     metadata = {
         "name": pod.metadata.name,
         "namespace": pod.metadata.namespace,
@@ -123,8 +123,8 @@ class KubeletClient:
         """Prepare the sources; nothing is opened before the first request.
 
         Args:
-            settings: Where and how.
-            report_problem: Takes a message why a fact is not available.
+            settings: Where and how kubelet is queried.
+            report_problem: Takes a message that says why a fact is not available.
             clock: Monotonic seconds.
             report_resolved: Takes the message of such a problem when the source works again.
         """
@@ -143,12 +143,12 @@ class KubeletClient:
 
     @property
     def knows_pods(self) -> bool:
-        """True where ``pod_requests`` can give an answer."""
+        """True if ``pod_requests`` has a source."""
         return self._api is not None or self._list is not None
 
     @property
     def knows_devices(self) -> bool:
-        """True where ``devices`` can give an answer."""
+        """True if ``devices`` has a source."""
         return self._resources is not None
 
     def pod_requests(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
@@ -163,14 +163,14 @@ class KubeletClient:
         return None if spec is None else (replace(spec.requests, uid=uid), source)
 
     def devices(self, namespace: str, pod: str, container: str) -> tuple[LocatedDevice, ...] | None:
-        """Query which devices a container was given; see ``proxy.executor.ports.Kubelet``."""
+        """Query which devices kubelet assigned to a container; see ``proxy.executor.ports.Kubelet``."""
         resources = self._resources
         if resources is None:
             return None
         return self._tried(POD_RESOURCES, lambda: resources.of_container(namespace, pod, container))
 
     def allocatable(self) -> Devices:
-        """Read all devices: resource to id to NUMA nodes; empty where kubelet does not answer."""
+        """Read all devices: resource to id to NUMA nodes; empty if kubelet does not answer."""
         resources = self._resources
         if resources is None:
             return {}
@@ -187,7 +187,7 @@ class KubeletClient:
         return channel
 
     def _from_api(self, uid: str) -> PodSpec | None:
-        """Query the pods API, but not again for a minute where it is not served and the list is available."""
+        """Query the pods API; if it does not answer and there is the list, do not retry it for a minute."""
         try:
             return self._api.find(uid) if self._api else None
         except KubeletError as error:
@@ -212,7 +212,7 @@ class KubeletClient:
             self._errors.add(source, str(error))
         except TopoproxyError as error:
             self._errors.add(source, str(error))
-        except Exception as error:  # noqa: BLE001 - an internal error must not stop the node: it knows less
+        except Exception as error:  # noqa: BLE001 - an internal error must not stop the node
             self._errors.add(source, f"cannot query {source}: {type(error).__name__}: {error}")
         else:
             self._hung.succeeded(source)
@@ -228,7 +228,7 @@ class SourceErrorLog:
     """Reports each cause once until its source works again."""
 
     def __init__(self, report_problem: Report, report_resolved: Report = silent) -> None:
-        """Take the functions that report a problem and its end."""
+        """Store the functions that report a problem and its end."""
         self._report_problem = report_problem
         self._report_resolved = report_resolved
         self._lock = threading.Lock()
@@ -240,7 +240,7 @@ class SourceErrorLog:
             known_causes = self._reported.setdefault(source, set())
             if cause in known_causes:
                 return
-            if len(known_causes) >= _MOST_CAUSES:  # causes that name pods would fill the memory
+            if len(known_causes) >= _MOST_CAUSES:  # causes that name pods would fill memory
                 known_causes.clear()
             known_causes.add(cause)
         self._report_problem(UNUSABLE, source=source, reason=cause)

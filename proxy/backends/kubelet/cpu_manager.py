@@ -1,15 +1,19 @@
-"""Determining kubelet's CPU manager settings and allocations: polling ``/configz`` and its state file.
+"""Determines the settings and allocations of kubelet's CPU manager: polls ``/configz`` and kubelet's files.
 
-Three sources, the best first. ``/configz`` is what kubelet runs with. Its configuration file, YAML or JSON,
-is what it would run with if flags and drop-in files do not override it, and it may have been changed since
-kubelet read it; what it does not say is kubelet's default. Its state file names the policy that last wrote
-it, and kubelet does not start where that differs from its configuration (kubernetes v1.36
-pkg/kubelet/cm/cpumanager/state/state_checkpoint.go, restoreState). A difference between two of them is
-reported.
+There are three sources, the best first:
 
-The assigned CPUs are in the state file alone, and count where the file itself has policy ``static``. Only the
-running kubelet's own report of another policy makes the file obsolete. The configuration file does not: it
-may be changed long before kubelet is restarted, and until then the assigned CPUs are in effect.
+- ``/configz`` has the settings of the running kubelet.
+- The configuration file, YAML or JSON, has these settings unless flags or drop-in files override them, and
+  unless it was changed after kubelet read it. A setting that it does not contain has kubelet's default.
+- The state file names the policy under which it was last written. kubelet does not start if this policy
+  differs from its configuration (kubernetes v1.36 pkg/kubelet/cm/cpumanager/state/state_checkpoint.go,
+  restoreState).
+
+A difference between two of them is reported.
+
+The assigned CPUs are only in the state file, and count if the file itself has policy ``static``. The file is
+obsolete only if the running kubelet itself reports another policy, not if the configuration file names one:
+it may be changed long before kubelet is restarted, and until the restart the assigned CPUs are in effect.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
 
 CONFIGZ = "kubelet's configz"
 QUERY_AGAIN_S = 60.0
-"""Settings of a running kubelet change with its restart only, so one answer is good for a while."""
+"""Seconds for which an answer of configz is used: kubelet's settings change only when kubelet restarts."""
 
 KIND = "KubeletConfiguration"
 
@@ -51,7 +55,7 @@ STATIC = "static"
 _DEFAULTS = {"policy": "none", "topology_policy": "none", "topology_scope": "container"}
 _NO_PODS: Held = {}
 REST = "(pod)"
-"""In place of a container's name where CPUs are a pod's as a whole; no container can be called so."""
+"""Used instead of a container's name for the CPUs of a pod as a whole; no container can have this name."""
 
 
 class ConfigFile:
@@ -65,10 +69,10 @@ class ConfigFile:
         self._failure = ""
 
     def read(self) -> ManagerSettings | None:
-        """Return its content; None where there is no file.
+        """Return the settings in the file; None if there is no file.
 
         Raises:
-            KubeletError: It cannot be read, or holds something else.
+            KubeletError: The file cannot be read, or is not a configuration of kubelet.
         """
         try:
             now = stamp(self.path)
@@ -102,10 +106,10 @@ class KubeletSettingsReport(Struct, frozen=True):
     """Kubelet's settings, from kubelet or its configuration file.
 
     Attributes:
-        settings: None where they are unknown.
-        source: Where they came from, as text.
+        settings: The settings; None if they are unknown.
+        source: The source of the settings, as text.
         problems: Why a source could not be read.
-        live: True where they are from the running kubelet.
+        live: True if the settings are from the running kubelet.
     """
 
     settings: ManagerSettings | None = None
@@ -123,9 +127,9 @@ def manager_state(
     """Return the state of kubelet's CPU manager.
 
     Args:
-        report: Its settings.
-        state_file: Its state file.
-        path: Where that file is.
+        report: kubelet's settings.
+        state_file: The contents of the state file.
+        path: The path of the state file.
         topology: Returns the machine, for reserves that are given as an amount.
     """
     settings, checkpoint = report.settings, state_file.checkpoint
@@ -159,7 +163,7 @@ def manager_state(
 
 
 def _values(report: KubeletSettingsReport) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """Return settings that have a default, where settings came from, and what is wrong with them."""
+    """Return the settings that have a default, the sources of the settings, and the problems with them."""
     settings, problems = report.settings, [*report.problems]
     if settings is None:
         return {}, {}, problems
@@ -178,10 +182,10 @@ def _values(report: KubeletSettingsReport) -> tuple[dict[str, str], dict[str, st
 def _reserved(
     report: KubeletSettingsReport, policy: str, topology: Callable[[], CpuTopology]
 ) -> tuple[CpuSet, str, str]:
-    """Return the CPUs that kubelet reserves, the source of that, and what is wrong.
+    """Return the CPUs that kubelet reserves, their source, and the problem if there is one.
 
-    Only policy ``static`` turns an amount into CPUs, as its allocator would choose them (kubernetes v1.36
-    pkg/kubelet/cm/cpumanager/policy_static.go, NewStaticPolicy).
+    Only under policy ``static`` does kubelet convert an amount to CPUs, which its allocator chooses
+    (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, NewStaticPolicy).
     """
     settings = report.settings
     if settings is None:
@@ -193,7 +197,7 @@ def _reserved(
     amount = -(-settings.reserved_milli // 1000)
     try:
         options = parse_cpu_options(settings.options)
-    except ConfigError:  # a kubelet newer than we know
+    except ConfigError:  # an option of a newer kubelet
         options = CpuOptions()
     try:
         cpus = CpuPolicy.of(topology(), options, None, amount).reserved
@@ -203,7 +207,7 @@ def _reserved(
 
 
 def _held(checkpoint: Checkpoint, path: str) -> tuple[CpuSet, Held, str]:
-    """Read the CPUs that kubelet assigned: its default set, the holders, and what is wrong."""
+    """Return kubelet's default set, the CPUs that it assigned to containers, and the problem if any."""
     from proxy.backends.kubelet.checkpoint_writer import pods_of
     from proxy.backends.kubelet.checkpoints import CheckpointError, held_cpus
 
@@ -242,7 +246,7 @@ class KubeletCpuManagerReader:
         Args:
             settings: Where ``/configz`` is, and how it is queried.
             state_dir: Kubelet's directory.
-            config_file: Its configuration file; empty for ``config.yaml`` in its directory, if that is there.
+            config_file: Its configuration file; empty: ``config.yaml`` in kubelet's directory, if it exists.
             topology: Returns the machine, for reserves that are given as an amount.
             clock: Monotonic seconds.
         """
@@ -260,7 +264,7 @@ class KubeletCpuManagerReader:
         self._manager = CpuManager()
 
     def refresh(self) -> None:
-        """Find out kubelet's settings again where that is due.
+        """Query kubelet's settings again, if that is due.
 
         See ``proxy.executor.ports.KubeletCpuManager``.
         """
@@ -278,17 +282,17 @@ class KubeletCpuManagerReader:
             self._reported = report
 
     def read(self) -> CpuManager:
-        """Read the state file and give what is known; see ``proxy.executor.ports.KubeletCpuManager``."""
+        """Read the state file and return the CPU manager; see ``proxy.executor.ports.KubeletCpuManager``."""
         report, seen = self._reported, self._state.read()
         if self._made_of is None or self._made_of[0] is not report or self._made_of[1] is not seen:
             self._manager = manager_state(report, seen, self._state.path, self._topology)
             self._made_of = (report, seen)
             if report.settings and seen.checkpoint and seen.checkpoint.policy != report.settings.policy:
-                self._configz_valid_until = float("-inf")  # it may have been started with another policy
+                self._configz_valid_until = float("-inf")  # kubelet may have restarted with another policy
         return self._manager
 
     def _query(self) -> None:
-        """Query the running kubelet; where it does not answer now, its last answer stays in effect."""
+        """Query the running kubelet; if it does not answer, its last answer stays in effect."""
         try:
             self._live = read_configz(self._settings)
         except KubeletError as error:
@@ -305,11 +309,12 @@ class KubeletCpuManagerReader:
 def read_configz(settings: KubeletSettings) -> ManagerSettings:
     """Read the settings of the running kubelet from its ``/configz``.
 
-    The answer includes flags and drop-in files, and leaves out changes of files that kubelet has not loaded.
+    The answer includes flags and drop-in files. It does not include changes of files that kubelet has not
+    read.
 
     Raises:
-        KubeletError: It does not answer in time, or not with its configuration; ``code`` is
-            DEADLINE_EXCEEDED where it hangs.
+        KubeletError: kubelet does not answer in time, or does not return its configuration; ``code`` is
+            DEADLINE_EXCEEDED if it hangs.
     """
     content = fetch_configz(settings)
     try:

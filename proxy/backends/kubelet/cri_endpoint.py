@@ -1,19 +1,19 @@
 """Find the files that configure kubelet's container runtime endpoint.
 
-Theory. kubelet's flag ``--container-runtime-endpoint`` wins over ``containerRuntimeEndpoint`` of the drop-ins
-in ``--config-dir``, of which the last one wins, and these over the configuration file (kubernetes v1.36
-cmd/kubelet/app/server.go, kubeletConfigFlagPrecedence and mergeKubeletConfigurations). The flag comes from
-kubelet's unit or its environment files, of which kubeadm's ``kubeadm-flags.env`` is one. Since its feature
-NodeLocalCRISocket (KEP-4656) kubeadm writes ``instance-config.yaml`` instead. kubelet does not read that
-file: kubeadm patches it over ``config.yaml`` at init, join and upgrade.
+kubelet's flag ``--container-runtime-endpoint`` overrides ``containerRuntimeEndpoint`` in the drop-ins of
+``--config-dir``. The last of these drop-ins is effective, and they override the configuration file
+(kubernetes v1.36 cmd/kubelet/app/server.go, kubeletConfigFlagPrecedence and mergeKubeletConfigurations). The
+flag comes from kubelet's unit or its environment files, such as kubeadm's ``kubeadm-flags.env``. Since its
+feature NodeLocalCRISocket (KEP-4656) kubeadm writes ``instance-config.yaml`` instead. kubelet does not read
+that file: kubeadm patches it over ``config.yaml`` at init, join and upgrade.
 
-Theory of k3s and RKE2 (docs.k3s.io and docs.rke2.io, Configuration Options). Both start kubelet, and read
-``config.yaml``, then ``config.yaml.d/*.yaml`` by name. Of several files that have a key the last one counts,
-and a key that ends in ``+`` adds to a list. ``kubelet-arg`` is a list of kubelet's flags, without dashes; a
-flag wins over the configuration that k3s writes for kubelet (k3s v1.32 pkg/daemons/agent/agent_linux.go,
-kubeletArgsAndConfig). ``container-runtime-endpoint`` is another setting: where it is given, k3s does not
-start the containerd that it has inside (pkg/agent/run.go, startCRI). So it is left alone: it names the
-runtime behind topoproxy.
+k3s and RKE2 (docs.k3s.io and docs.rke2.io, Configuration Options) start kubelet, and read ``config.yaml``,
+then ``config.yaml.d/*.yaml`` in the order of their names. If several files have a key, the last one is
+effective; a key that ends in ``+`` adds to a list. ``kubelet-arg`` is a list of kubelet's flags, without
+dashes. A flag overrides the configuration that k3s writes for kubelet (k3s v1.32
+pkg/daemons/agent/agent_linux.go, kubeletArgsAndConfig). ``container-runtime-endpoint`` is a different
+setting: if it is set, k3s does not start its embedded containerd (pkg/agent/run.go, startCRI). So this
+setting is not changed: it names the runtime behind topoproxy.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ UNIT = "kubelet.service"
 MICROK8S_UNIT = "snap.microk8s.daemon-kubelite.service"
 MICROK8S = "var/snap/microk8s/current/args/kubelet"
 DEFAULT = "unix:///run/containerd/containerd.sock"
-"""What kubelet uses where nothing names an endpoint (v1.36 pkg/kubelet/apis/config/v1beta1/defaults.go)."""
+"""kubelet's endpoint if no file names one (v1.36 pkg/kubelet/apis/config/v1beta1/defaults.go)."""
 _KEY = re.compile(
     r"(?:^|[{,]\s*)[\"']?containerRuntimeEndpoint[\"']?[ \t]*:[ \t]*"
     r"(?:\"([^\"\n]+)\"|'([^'\n]+)'|([^\s\"'#,{}][^\s,}]*))",
     re.MULTILINE,
 )
 _NULLS = ("null", "Null", "NULL", "~")
-"""What YAML reads as no value: kubelet uses its default."""
+"""Words that YAML reads as no value, for which kubelet uses its default."""
 
 EMBEDDED = "unix:///run/k3s/containerd/containerd.sock"
 """The containerd of k3s and of RKE2."""
@@ -59,9 +59,9 @@ class RancherFiles(Struct, frozen=True):
 
     Attributes:
         unit: The unit that runs it.
-        argument: The endpoint in ``kubelet-arg``; None where no file has it.
-        runtime: The endpoint that kubelet is given otherwise.
-        own_file: The file that can add a flag, read after all others.
+        argument: The endpoint in ``kubelet-arg``; None if no file has it.
+        runtime: The endpoint that kubelet gets if ``argument`` is None.
+        own_file: The file in which topoproxy can add a flag; it is read after all others.
     """
 
     unit: str
@@ -71,7 +71,7 @@ class RancherFiles(Struct, frozen=True):
 
 
 def rancher_files(root: Path) -> RancherFiles | None:
-    """Find the files of k3s or RKE2; None where neither is installed; blocks on the disk.
+    """Find the files of k3s or RKE2; None if neither is installed; blocks on the disk.
 
     Args:
         root: Used in place of ``/``.
@@ -95,17 +95,17 @@ def rancher_files(root: Path) -> RancherFiles | None:
 
 
 class KubeletFiles(Struct, frozen=True):
-    """Files that decide on kubelet's endpoint.
+    """The files that determine kubelet's endpoint.
 
     Attributes:
-        unit: The unit that runs kubelet; empty where no file of it was found.
-        flag: The value of the flag; None where no file names it.
+        unit: The unit that runs kubelet; empty if no file of it was found.
+        flag: The value of the flag; None if no file sets it.
         instance: The value in kubeadm's ``instance-config.yaml``, which is not in effect by itself.
         drop_in: The value in the last drop-in that has one.
         config: The value in the configuration file.
-        config_file: That file, also where it names none.
-        default: What kubelet uses where no file names an endpoint.
-        own_file: Where k3s or RKE2 reads a flag that topoproxy sets; None where kubelet is a unit of its own.
+        config_file: The configuration file, even if it names no endpoint.
+        default: The endpoint that kubelet uses if no file names one.
+        own_file: The file from which k3s or RKE2 reads topoproxy's flag; None if kubelet has its own unit.
     """
 
     unit: str
@@ -119,17 +119,17 @@ class KubeletFiles(Struct, frozen=True):
 
     @property
     def effective(self) -> Span | None:
-        """The value that kubelet uses at its next start; None where that is its default."""
+        """The value that kubelet uses at its next start; None if it uses its default."""
         return self.flag or self.drop_in or self.config
 
     @property
     def overridden(self) -> list[Span]:
-        """The values that kubelet would use if another one were not in effect."""
+        """The values that kubelet does not use because another value overrides them."""
         each = (self.drop_in, self.config)
         return [span for span in each if span is not None and span is not self.effective]
 
     def named(self) -> list[tuple[Path, str]]:
-        """Return the files that name an endpoint, the one that wins first."""
+        """Return the files that name an endpoint, with the highest precedence first."""
         each = (self.flag, self.instance, self.drop_in, self.config)
         return [(span.path, span.text) for span in each if span is not None]
 
@@ -137,11 +137,11 @@ class KubeletFiles(Struct, frozen=True):
 def kubelet_files(
     directory: Path, flags: Mapping[str, str] | None = None, root: Path = Path("/")
 ) -> KubeletFiles:
-    """Find the files that decide on kubelet's endpoint; blocks on the disk.
+    """Find the files that determine kubelet's endpoint; blocks on the disk.
 
     Args:
-        directory: kubelet's directory, usually ``/var/lib/kubelet``; below ``root`` already.
-        flags: The flags of the running kubelet, which count where no unit of it is found.
+        directory: kubelet's directory, usually ``/var/lib/kubelet``; the path includes ``root``.
+        flags: The flags of the running kubelet, which are used if no unit of kubelet is found.
         root: Used in place of ``/``.
     """
     command = unit_command(root, UNIT)
@@ -171,7 +171,7 @@ def _below(root: Path, path: str) -> Path:
 
 
 def other_endpoints(directory: Path, own_socket: Path) -> list[tuple[Path, str]]:
-    """Return the files that name another endpoint than ours, the one that wins first; blocks on the disk.
+    """Return the files that name another endpoint, with the highest precedence first; blocks on the disk.
 
     Args:
         directory: kubelet's directory, usually ``/var/lib/kubelet``.
@@ -185,12 +185,12 @@ def other_endpoints(directory: Path, own_socket: Path) -> list[tuple[Path, str]]
 
 
 def named_endpoints(directory: Path, flags: Mapping[str, str] | None = None) -> list[tuple[Path, str]]:
-    """Return the files that name a runtime endpoint, the one that wins first; see ``kubelet_files``."""
+    """Return the files that name an endpoint, with the highest precedence first; see ``kubelet_files``."""
     return kubelet_files(directory, flags).named()
 
 
 def _drop_ins(directory: Path) -> Iterator[Path]:
-    """Yield the drop-ins in kubelet's order: as filepath.WalkDir of Go, by name, directories included."""
+    """Yield the drop-ins in kubelet's order, which is that of Go's filepath.WalkDir: by name, recursively."""
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except OSError:
@@ -203,7 +203,7 @@ def _drop_ins(directory: Path) -> Iterator[Path]:
 
 
 def _key(path: Path) -> Span | None:
-    """Return the position of a file's ``containerRuntimeEndpoint``; None where it has none, or null."""
+    """Return the position of a file's ``containerRuntimeEndpoint``; None if it has none, or null."""
     whole = read_span(path)
     value = None
     for match in _KEY.finditer(whole.text if whole else ""):
@@ -215,7 +215,7 @@ def _key(path: Path) -> Span | None:
 
 
 def running_flags(procfs: Path) -> Mapping[str, str] | None:
-    """Return the flags of the running kubelet by their names, without dashes; None where none runs."""
+    """Return the flags of the running kubelet by name, without dashes; None if kubelet does not run."""
     try:
         entries = [entry for entry in procfs.iterdir() if entry.name.isdigit()]
     except OSError:
@@ -224,7 +224,7 @@ def running_flags(procfs: Path) -> Mapping[str, str] | None:
         try:
             arguments = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended
         if Path(arguments[0]).name == "kubelet":
             return dict(flags_of(arguments[1:]))
     return None

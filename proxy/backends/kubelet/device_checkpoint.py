@@ -1,16 +1,16 @@
-"""Reading the checkpoint of kubelet's device manager: which containers it has given devices to.
+"""Reads the checkpoint of kubelet's device manager: the devices that kubelet assigned to containers.
 
-Theory (kubernetes v1.36 pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go). The file
-``device-plugins/kubelet_internal_checkpoint`` has one entry for each pod, container and resource: the device
-ids by NUMA node (-1: no node; a device of two nodes is under both), and the plug-in's answer to Allocate as
-protobuf. Before Kubernetes 1.20 the ids were a plain list. Its checksum is that of kubelet's other files
-(``checkpoints``), of the inner structure alone and by value.
+The file ``device-plugins/kubelet_internal_checkpoint`` has one entry for each pod, container and resource:
+the device ids by NUMA node (-1: no node; a device of two nodes is listed under both), and the plug-in's
+answer to Allocate as protobuf (kubernetes v1.36 pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
+Before Kubernetes 1.20 the ids were a plain list. The checksum is computed as in kubelet's other files
+(``checkpoints``), but only over the inner structure, which is passed by value.
 
-A resource moves from kubelet to topoproxy when its plug-in registers here. Containers that run then keep what
-kubelet has given them, so this file is read once for each resource. kubelet keeps the entries of a pod until
-the pod is gone, and replaces the file by renaming. A resource is not taken over while its entries cannot be
-read: devices that kubelet's containers use would be free here. A checksum that does not match is reported
-only, since an edited file may still be right.
+A resource moves from kubelet to topoproxy when its plug-in registers here. Containers that run at that time
+keep the devices that kubelet has assigned to them, so this file is read once for each resource. kubelet keeps
+the entries of a pod until the pod is gone, and replaces the file by renaming. While the entries of a resource
+cannot be read, the resource is not taken over: otherwise devices that kubelet's containers use would be free
+here. A checksum that does not match is only reported, because an edited file may still be correct.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from proxy.telemetry.port import Telemetry
 
 DEVICE_STATE = "device-plugins/kubelet_internal_checkpoint"
 LARGEST = 32 << 20
-"""Bytes. Answers to Allocate are part of the file."""
+"""The most bytes that the file may have; answers to Allocate are part of it."""
 PROBLEM = "cannot take over devices that kubelet has assigned"
 _NIL = "<nil>"
 
 
 class DeviceCheckpoint(Struct, frozen=True):
-    """The file, read.
+    """The contents of the file.
 
     Attributes:
-        pods: What the containers of each pod hold, by uid, container name and resource.
-        unread: Entries that cannot be used, with the reasons.
-        unread_resources: The resources of those that have devices; empty for one without a resource.
+        pods: The devices of the containers of each pod, by uid, container name and resource.
+        unread: Why entries cannot be used, one text for each such entry.
+        unread_resources: The resources of unusable entries with devices; ``""`` if an entry has no resource.
         whole: Whether the checksum matches.
     """
 
@@ -58,20 +58,20 @@ class KubeletDevicesReader:
     """Reads the checkpoint; call it in a thread."""
 
     def __init__(self, state_dir: str, telemetry: Telemetry) -> None:
-        """Read nothing yet.
+        """Set the path; nothing is read yet.
 
         Args:
             state_dir: kubelet's root directory.
-            telemetry: Takes what is wrong with the file.
+            telemetry: Takes the problems with the file.
         """
         self._path = f"{state_dir}/{DEVICE_STATE}"
         self._telemetry = telemetry
 
     def read(self, resource: str) -> Mapping[str, PodDevices]:
-        """Return the devices that the containers of each pod hold; none where there is no file.
+        """Return the devices of the containers of each pod; none if there is no file.
 
         Raises:
-            DevicePluginError: What they hold of this resource cannot be read.
+            DevicePluginError: The assigned devices of this resource cannot be read.
         """
         try:
             content, _ = read_small(self._path, LARGEST)
@@ -100,7 +100,7 @@ def read_device_checkpoint(content: str) -> DeviceCheckpoint:
     """Read the file.
 
     Raises:
-        CheckpointError: It is not such a file.
+        CheckpointError: The text is not that of such a file.
     """
     try:
         raw: Any = load(content, largest=None)
@@ -133,7 +133,7 @@ def device_text(data: Mapping[str, Any]) -> str:
     """Return the text whose hash is the checksum.
 
     Args:
-        data: The inner structure, its keys in lower case.
+        data: The inner structure, with its keys in lower case.
     """
     entries = data.get("poddeviceentries")
     shown = _NIL if entries is None else f"[{' '.join(_entry(lower(each)) for each in entries)}]"
@@ -159,7 +159,7 @@ def _entry(entry: Mapping[str, Any]) -> str:
 
 
 def _lists(items: Iterable[tuple[object, Iterable[str] | None]]) -> str:
-    """Return a map of lists as Go shows it."""
+    """Return a map of lists as Go prints it."""
     shown = (f"{key}:{_NIL if each is None else '[' + ' '.join(each) + ']'}" for key, each in items)
     return f"map[{' '.join(shown)}]"
 

@@ -1,13 +1,13 @@
-"""One GET at kubelet's own server, bounded in time and in size.
+"""Sends one GET to kubelet's own server, bounded in time and in size.
 
-Theory. A timeout of a socket bounds one wait, not the exchange: a peer that sends a byte now and then holds
-its caller for ever. So before every wait the socket's timeout is set to what is left until one deadline; only
-the look-up of a host name is not bounded. Tokens and certificates are renewed while we run, hence their
-files are read for each exchange. No redirect is followed and no proxy of the environment is used: the
-token is meant for kubelet only, and goes over TLS only.
+The timeout of a socket bounds one wait, not the whole exchange: a peer that sends a byte now and then could
+block its caller forever. So before every wait the socket's timeout is set to the time that is left until the
+deadline; only the look-up of a host name is not bounded. Tokens and certificates are renewed while the daemon
+runs, so their files are read for each exchange. No redirect is followed and no proxy of the environment is
+used, because the token is meant only for kubelet. It is sent only over TLS.
 
-``http.client`` and ``ssl`` are imported with the first exchange: a daemon that does not need them loads
-neither.
+``http.client`` and ``ssl`` are imported with the first exchange, so that a daemon that does not need them
+loads neither.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import ssl
 
 LARGEST = 64 << 20
-"""Bytes; a list of hundreds of pods has a few millions."""
+"""The most bytes of an answer; a list of hundreds of pods has a few million."""
 
 _CHUNK = 1 << 16
 _LONGEST_REASON = 200
@@ -43,7 +43,7 @@ class _Endpoint(Struct, frozen=True):
 
     Attributes:
         name: Its name in messages.
-        path: Its path, used where the configured address has none.
+        path: Its path, used if the configured address has none.
         right: The resource on which the API server must permit ``get``.
     """
 
@@ -69,13 +69,14 @@ def fetch_pods(settings: KubeletSettings) -> bytes:
 
 
 def fetch_configz(settings: KubeletSettings) -> bytes:
-    """Read the configuration that kubelet runs with (``/configz``).
+    """Read the configuration of the running kubelet (``/configz``).
 
     Returns:
         The body of the answer, at most ``LARGEST`` bytes.
 
     Raises:
-        KubeletError: It cannot be read in time; ``code`` is DEADLINE_EXCEEDED where it hangs.
+        KubeletError: The configuration cannot be read in time; ``code`` is DEADLINE_EXCEEDED if kubelet
+            hangs.
     """
     return _fetch(settings, settings.configz, _CONFIGZ)
 
@@ -99,14 +100,14 @@ def _fetch(settings: KubeletSettings, address: str, endpoint: _Endpoint) -> byte
 
 
 def _shown(url: SplitResult) -> str:
-    """Show an address without the password that it may hold."""
+    """Return an address without the password that it may contain."""
     host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname or ""
     port = "" if url.port is None else f":{url.port}"
     return f"{url.scheme}://{host}{port}{url.path}"
 
 
 class _Bounded:
-    """A connected socket as http.client uses one; every wait ends at one deadline."""
+    """A connected socket for http.client; every wait ends at the same deadline."""
 
     def __init__(self, connected: socket.socket, deadline: float) -> None:
         self._socket = connected
@@ -185,14 +186,15 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def _security(settings: KubeletSettings) -> ssl.SSLContext:
-    memory_trim.allow_tls()  # the daemon forbids its import, to save memory where it is not needed
+    memory_trim.allow_tls()  # the daemon forbids importing ssl until it is needed, to save memory
     import ssl
 
     try:
         context = ssl.create_default_context(cafile=settings.ca_file or None)
     except OSError as error:
         raise ValueError(f"cannot use the certificates of {settings.ca_file}: {error}") from None
-    # Kubelet's certificates follow Go's rules: newer versions of Python require more, older ones a root.
+    # Kubelet's certificates follow Go's rules. Newer versions of Python require more fields in them, and
+    # older versions require a root certificate.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if settings.insecure:

@@ -1,9 +1,9 @@
-"""Read which devices kubelet's device manager and DRA drivers have, from kubelet's pod-resources API.
+"""Read the devices of kubelet's device manager and of DRA drivers, from kubelet's pod-resources API.
 
-``GetAllocatableResources`` lists the resources of kubelet's device plug-ins with their healthy devices; a
-plug-in that has ended has none (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go,
-GetAllocatableDevices). ``List`` has the devices of claims as CDI names, whose specs lead to device files, and
-these to PCI functions.
+(DRA: Dynamic Resource Allocation.) ``GetAllocatableResources`` lists the resources of kubelet's device
+plug-ins with their healthy devices; a plug-in that has ended has no devices (kubernetes v1.36
+pkg/kubelet/cm/devicemanager/manager.go, GetAllocatableDevices). ``List`` has the devices of claims as CDI
+(Container Device Interface) names. Their specs lead to device files, and these lead to PCI functions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Functions = Callable[[str], Iterable[str]]
 
 
 class OtherManagersReader:
-    """Reads from kubelet what it manages; call it in a thread."""
+    """Reads from kubelet which devices it manages; call it in a thread."""
 
     def __init__(self, kubelet: SharedPodResources, functions: Functions, telemetry: Telemetry) -> None:
         """Prepare; nothing is requested yet.
@@ -33,14 +33,14 @@ class OtherManagersReader:
         Args:
             kubelet: kubelet's lists.
             functions: Finds the PCI functions of a CDI device.
-            telemetry: Takes the problem that kubelet does not answer.
+            telemetry: Takes the problem if kubelet does not answer.
         """
         self._kubelet = kubelet
         self._functions = functions
         self._telemetry = telemetry
 
     def read(self) -> ManagedElsewhere | None:
-        """Return kubelet's report; None where it does not answer."""
+        """Return kubelet's report; None if kubelet does not answer."""
         try:
             devices, pods = self._kubelet.devices(), self._kubelet.pods()
         except KubeletError as error:

@@ -1,10 +1,10 @@
 """The settings of the CPU and topology managers in a configuration of kubelet.
 
-Theory (kubernetes v1.36 staging/src/k8s.io/kubelet/config/v1beta1/types.go, KubeletConfiguration). The same
-object, KubeletConfiguration, is in kubelet's file and in the answer of ``/configz``, there with all defaults
-filled in. Its other fields change from version to version, some even their type (koordinator-sh/koordinator
-issue 1801), so only the fields that are used are read, and one of those that cannot be read counts as not set
-and is reported. Values of a file may be texts, as a YAML reader without types returns them.
+The same object, KubeletConfiguration (kubernetes v1.36 staging/src/k8s.io/kubelet/config/v1beta1/types.go),
+is in kubelet's file and in the answer of ``/configz``; the answer has all defaults filled in. Its other
+fields change from version to version, some even in type (koordinator-sh/koordinator issue 1801). So only the
+fields that are used are read; if one of them cannot be read, it counts as not set and is reported. Values
+from a file can be strings, because a YAML reader without types returns them so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POLICIES = ("none", "static")
 TOPOLOGY_POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 SCOPES = ("container", "pod")
 RESERVES = ("kubeReserved", "systemReserved", "evictionHard")
-"""Settings that reserve CPUs. Kubelet documents no CPU threshold for the last; one that is set counts."""
+"""Settings that reserve CPUs. Kubelet documents no CPU threshold for the last; if one is set, it counts."""
 
 _MOST_CPUS = 8192
 _LONGEST = 60
@@ -30,15 +30,15 @@ T = TypeVar("T")
 
 
 class ManagerSettings(Struct, frozen=True):
-    """Settings of kubelet's managers; None where the configuration does not say one.
+    """Settings of kubelet's managers; None if the configuration does not contain one.
 
     Attributes:
         policy: ``cpuManagerPolicy``.
         options: ``cpuManagerPolicyOptions``.
         topology_policy, topology_scope: ``topologyManagerPolicy`` and ``topologyManagerScope``.
-        reserved: ``reservedSystemCPUs``; it wins over the amounts.
-        reserved_milli: Milli-CPUs that are kept for the system, all amounts together.
-        problems: What cannot be read, by field.
+        reserved: ``reservedSystemCPUs``; it overrides the amounts.
+        reserved_milli: Milli-CPUs that are kept for the system: the sum of all amounts.
+        problems: Why fields cannot be read, one text for each such field.
     """
 
     policy: str | None = None
@@ -51,7 +51,7 @@ class ManagerSettings(Struct, frozen=True):
 
 
 def manager_settings(raw: Mapping[str, Any]) -> ManagerSettings:
-    """Read a KubeletConfiguration, given as a JSON or YAML reader gives it."""
+    """Read a KubeletConfiguration from the value that a JSON or YAML reader returns."""
     problems: list[str] = []
 
     def read(name: str, kind: Callable[[Any], T]) -> T | None:
@@ -104,7 +104,7 @@ def _options(value: object) -> dict[str, str]:
 
 def _cpus(value: object) -> CpuSet | None:
     if not isinstance(value, str):
-        # A single CPU without quotes is a number to a reader with types.
+        # A reader with types returns a single CPU without quotes as a number.
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"{_shown(value)} is not a list of CPUs")  # noqa: TRY004 - the same
         value = str(value)

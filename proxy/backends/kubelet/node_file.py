@@ -1,9 +1,9 @@
 """Read the Node object from a file of a bootstrap script or of a program that watches the API server.
 
-Theory. The writer may be in the middle of a write when the file is read, and may be gone tomorrow. So an
+The writer may be in the middle of a write when the file is read, and may stop working at any time. So an
 unreadable file is read again a few times at short intervals; if it is still unreadable, the last good content
-stays in effect, and that is reported. A removed file does not mean a Node object without labels: it means
-that the object is unknown.
+stays in effect, and the problem is reported. A removed file does not mean a Node object without labels; it
+means that the current object is unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proxy.model.quoting import printable
 from proxy.pools.node_meta import node_meta
 
 LIMIT = 4 << 20
-"""Bytes; the API server keeps no object larger than 1.5 MiB or so."""
+"""The most bytes that the file may have; the API server keeps no object larger than about 1.5 MiB."""
 TRIES = 3
 PAUSE_S = 0.05
 
@@ -32,7 +32,7 @@ class NodeFile:
 
         Args:
             path: The file.
-            pause: How to wait.
+            pause: Waits for some seconds.
         """
         self._path = path
         self._pause = pause
@@ -47,11 +47,11 @@ class NodeFile:
 
     @property
     def problem(self) -> str:
-        """Why it could not be read the last time; empty if it could."""
+        """Why the last read of the file failed; empty if it succeeded."""
         return self._problem
 
     def read(self) -> NodeMeta | None:
-        """Return the contents; the last ones if it cannot be read now, None if it never could be."""
+        """Return the contents; if they cannot be read now, the last usable ones; None if there are none."""
         cause = ""
         for attempt in range(TRIES):
             if attempt:

@@ -1,12 +1,12 @@
 """A container's devices and their NUMA nodes, from kubelet's pod-resources API v1.
 
-Theory (kubernetes v1.36 pkg/kubelet/apis/podresources/server_v1.go). Devices are assigned when a pod is
-admitted, before the first call to the runtime. ``Get`` returns one pod, ``List`` all of them; kubelets before
-1.27 have no ``Get``, and up to 1.33 it is disabled and answers an unspecific error, so ``List`` is used then,
-and ``Get`` is tried again after a minute. Pods are identified by namespace and name here, there is no uid.
-App containers and sidecars are listed, init containers are not. A device may come in several groups, each
+kubelet assigns devices when a pod is admitted, before the first call to the runtime (kubernetes v1.36
+pkg/kubelet/apis/podresources/server_v1.go). ``Get`` returns one pod, ``List`` all pods. kubelets before 1.27
+have no ``Get``, and up to 1.33 it is disabled and answers an unspecific error; in both cases ``List`` is
+used, and ``Get`` is tried again after a minute. This API identifies pods by namespace and name, and has no
+uid. App containers and sidecars are listed, init containers are not. A device can be in several groups, each
 with its NUMA nodes; node 0 is an empty message, which is not the same as no message. Kubelet answers bursts
-of 10 calls and 100 a second: a rejected call is repeated a little later.
+of 10 calls and 100 calls a second; a rejected call is repeated a little later.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class PodResources:
     """The pod-resources API; safe to use from several threads."""
 
     def __init__(self, channel: UnixChannel, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take the channel to kubelet's socket; the caller closes it.
+        """Store the channel to kubelet's socket; the caller closes it.
 
         Args:
-            channel: To kubelet's socket.
-            clock: Seconds that only grow.
+            channel: The channel to kubelet's socket.
+            clock: A monotonic clock, in seconds.
         """
         self._channel = channel
         self._clock = clock
@@ -62,8 +62,8 @@ class PodResources:
         """Return the devices of a container.
 
         Returns:
-            One entry a device, with ``nodes`` None where kubelet reports none; None where kubelet does not
-            list the pod or the container.
+            One entry for each device, with ``nodes`` None if kubelet reports no NUMA nodes; None if kubelet
+            does not list the pod or the container.
 
         Raises:
             KubeletError: Kubelet does not answer.
@@ -75,9 +75,10 @@ class PodResources:
         return None
 
     def allocatable(self) -> Devices:
-        """Return all devices: resource to id to NUMA nodes (None where kubelet reports none).
+        """Return all devices: resource to id to NUMA nodes (None if kubelet reports none).
 
-        An answer serves for 10 s, and while kubelet is slow to fail.
+        An answer is used for 10 s. After a call that failed slowly, the last answer is used for a while
+        longer.
 
         Raises:
             KubeletError: Kubelet does not answer.
@@ -88,7 +89,7 @@ class PodResources:
             try:
                 answer = self.devices()
             except KubeletError:
-                # What was true last serves for a while, the longer the more this attempt cost.
+                # The last answer is used for a while, the longer this attempt took, the longer.
                 ended = self._clock()
                 self._fresh_until = ended + min(PAUSE_FACTOR * (ended - now), FRESH_S)
                 raise
@@ -106,7 +107,7 @@ class PodResources:
         return self._call("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
 
     def devices(self) -> pb.AllocatableResourcesResponse:
-        """Return what kubelet can assign; of its devices, those that are healthy.
+        """Return the resources that kubelet can assign; of its devices, only the healthy ones.
 
         Raises:
             KubeletError: Kubelet does not answer.
@@ -144,7 +145,7 @@ class PodResources:
             except KubeletError as error:
                 if error.code != GrpcStatus.RESOURCE_EXHAUSTED:
                     raise
-            time.sleep(_WAIT_S)  # in a worker; kubelet permits 100 requests a second
+            time.sleep(_WAIT_S)  # this runs in a worker; kubelet permits 100 requests a second
         return self._channel.call(action, path, request, answer)
 
 
@@ -164,10 +165,10 @@ def _near(listed: pb.ContainerResources) -> tuple[LocatedDevice, ...]:
 
 
 def _devices(listed: Iterable[pb.ContainerDevices]) -> dict[str, dict[str, Mask | None]]:
-    """Merge the groups of a device."""
+    """Return devices by resource and id; the NUMA nodes of all groups of a device are merged."""
     devices: dict[str, dict[str, Mask | None]] = {}
     for group in listed:
-        # A plug-in passes on the value of sysfs; -1 is no node.
+        # A plug-in forwards the value from sysfs, in which -1 means no node.
         nodes = Mask(node.ID for node in group.topology.nodes if 0 <= node.ID <= _HIGHEST_NODE)
         ids = devices.setdefault(group.resource_name, {})
         for name in group.device_ids:

@@ -1,22 +1,27 @@
 """Find a pod in kubelet's list of pods.
 
-Theory. Kubelet knows a pod before it calls the runtime for it, so a list that was requested after a call
-arrived contains the call's pod, if kubelet knows it at all. One request at a time is made, and it serves all
-waiting callers: a caller whose pod is in a list younger than 5 s takes it from there; one whose pod is not,
-and that came after that list was requested, requests again; one that came before has its answer: kubelet does
-not know the pod. For one pod this happens once a second at most. After a failed request there is no new one
-for ten times as long as it took: a kubelet that never answers costs a tenth of the time, and one that refuses
-at once costs nothing. After a single timeout only those that came before its end go without an answer: a
+Kubelet knows a pod before it calls the runtime for it. So a list that was requested after a call arrived
+contains the call's pod, if kubelet knows the pod at all. One request at a time is made, and its answer serves
+all waiting callers:
+
+- If the pod is in a list that is younger than 5 s, the caller gets it from this list.
+- If it is not, and the caller came after that list was requested, the list is requested again, for the same
+  pod at most once a second.
+- If it is not, and the caller came before that list was requested, kubelet does not know the pod.
+
+After a failed request no new request is made for ten times as long as the failed one took (30 s at most): so
+a kubelet that never answers costs about a tenth of the time, and a kubelet that refuses at once costs
+nothing. A single timeout is an exception: only callers that came before its end get no answer, so that a
 kubelet that is slow once does not hide the next pods.
 
-Static pods are identified by the hash of their file: it is their uid in the CRI, while the list may have the
-uid of the mirror pod, which carries the hash as an annotation. Every user may write annotations, so namespace
-and name must match, too.
+Static pods are identified by the hash of their file. It is their uid in the CRI, but the list may have the
+uid of the mirror pod, which has the hash as an annotation. Every user may write annotations, so namespace and
+name must match too.
 
-Theory of reading a long list out of JSON. ``json.loads`` lets no other thread run until it has finished,
-which for a list of hundreds of pods takes tens of milliseconds, in which no call passes the proxy. Here only
-the outermost object and its list ``items`` are walked in Python, and each item is decoded by itself: other
-threads run in between, and what is not kept of an item is gone before the next one is made.
+``json.loads`` lets no other thread run until it has finished. For a list of hundreds of pods this takes tens
+of milliseconds, in which the proxy forwards no call. So only the outermost object and its list ``items`` are
+walked in Python here, and each item is decoded separately: other threads run in between, and the unused parts
+of an item are freed before the next item is decoded.
 """
 
 from __future__ import annotations
@@ -48,14 +53,14 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def read_items(content: bytes) -> Iterator[object]:
-    """Return the items of a PodList as Kubernetes writes it; the content may leave out its kind.
+    """Yield the items of a PodList as Kubernetes writes it; the content may leave out its kind.
 
     Args:
         content: JSON in UTF-8.
 
     Raises:
-        ValueError: It is not JSON, or no such list; items before the fault were given.
-        RecursionError: It is nested too deeply.
+        ValueError: The content is not JSON, or not a PodList; items before the error have been yielded.
+        RecursionError: The content is nested too deeply.
     """
     text = _JsonCursor(content.decode())
     for key in text.fields():
@@ -70,7 +75,7 @@ def read_items(content: bytes) -> Iterator[object]:
 
 
 class _JsonCursor:
-    """JSON text, and how far it is read."""
+    """JSON text, and the position up to which it has been read."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -84,7 +89,7 @@ class _JsonCursor:
         return self._text[self.at : self.at + 1]
 
     def takes(self, mark: str) -> bool:
-        """Step over a mark if it comes next."""
+        """Step over a mark if it comes next; return whether it did."""
         is_next = self.next() == mark
         self.at += is_next
         return is_next
@@ -100,7 +105,7 @@ class _JsonCursor:
         return value
 
     def fields(self) -> Iterator[str]:
-        """Return the keys of an object; the caller reads the value of a key before the next key."""
+        """Yield the keys of an object; the caller reads the value of each key before the next key."""
         self.need("{")
         ended = self.takes("}")
         while not ended:
@@ -114,7 +119,7 @@ class _JsonCursor:
                 self.need(",")
 
     def rest_of_list(self) -> Iterator[object]:
-        """Return the items of a list whose bracket was taken."""
+        """Yield the items of a list whose opening bracket has been read."""
         ended = self.takes("]")
         while not ended:
             yield self.value()
@@ -127,7 +132,7 @@ class PodList:
     """Kubelet's list of pods, read when it is needed; safe to use from several threads."""
 
     def __init__(self, fetch: Callable[[], bytes], clock: Callable[[], float] = time.monotonic) -> None:
-        """Store how the list is read.
+        """Store the function that reads the list.
 
         Args:
             fetch: Returns the list as JSON within a deadline; raises KubeletError.
@@ -152,11 +157,11 @@ class PodList:
             name: As in PodSandboxMetadata.
 
         Returns:
-            The pod, or None where kubelet does not know it.
+            The pod, or None if kubelet does not know it.
 
         Raises:
             KubeletError: The list cannot be read.
-            InputError: The list holds the pod, but it is malformed.
+            InputError: The list contains the pod, but it is malformed.
         """
         came = self._clock()
         with self._lock:
@@ -166,7 +171,7 @@ class PodList:
             if item is None and self._started < came and not rests:
                 self._renew(uid, now)
             if self._failure:
-                raise KubeletError(self._failure)  # without its code: when to request again is decided here
+                raise KubeletError(self._failure)  # no code: this class decides when to request again
             item = item or pod_in(self._items, uid, namespace, name)
         return None if item is None else pod_spec(item, f"{namespace}/{name}", listed=True)
 
@@ -196,7 +201,7 @@ def _read_index(content: bytes) -> PodIndex:
 
 
 def index_pods(items: Iterable[object]) -> PodIndex:
-    """Return pods without the fields that are not used here: by uid, and by hash, namespace and name."""
+    """Index pods by uid, and by hash, namespace and name; fields that are not used here are dropped."""
     index: PodIndex = {}
     for item in items:
         _add_pod(item, index)
@@ -204,12 +209,12 @@ def index_pods(items: Iterable[object]) -> PodIndex:
 
 
 def pod_in(index: PodIndex, uid: str, namespace: str, name: str) -> Item | None:
-    """Find the pod of a CRI sandbox; None where kubelet does not list it."""
+    """Find the pod of a CRI sandbox; None if kubelet does not list it."""
     return index.get((uid,)) or index.get((uid, namespace, name))
 
 
 def _add_pod(item: object, index: PodIndex) -> None:
-    """Index an item by its uid; an item without a uid is ignored."""
+    """Index an item by its uid and its hash, if it has them."""
     metadata = item.get("metadata") if isinstance(item, dict) else None
     if not isinstance(item, dict) or not isinstance(metadata, dict):
         return
@@ -223,7 +228,7 @@ def _add_pod(item: object, index: PodIndex) -> None:
 
 
 def _used_fields(item: Item) -> Item:
-    """Drop the fields that are not used here, nine tenths of a list."""
+    """Drop the fields that are not used here, which are nine tenths of a list."""
     metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
     spec, status = item.get("spec"), item.get("status")
     if isinstance(spec, dict):

@@ -1,4 +1,4 @@
-"""How kubelet is reached (paths, addresses, timeouts), and the error where it cannot be queried."""
+"""How kubelet is reached (paths, addresses, timeouts), and the error if it cannot be queried."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from proxy.model.backoff import Backoff
 from proxy.model.errors import TopoproxyError
 
 REST, LONGEST_REST_S = 10, 30.0
-"""A hanging source is not queried for this multiple of the time that one exchange may take."""
+"""A hanging source is not queried for ``REST`` times the timeout of an exchange, and at most
+``LONGEST_REST_S`` seconds."""
 
 
 class KubeletSettings(Struct, frozen=True):
-    """Where and how kubelet is queried; what is empty is not queried.
+    """Where and how kubelet is queried; a source with an empty address is not queried.
 
     Attributes:
-        pods_url: Kubelet's list of pods, as ``https://NODE:10250`` (``/pods`` where it has no path).
-        configz: Kubelet's configuration, as ``https://NODE:10250`` (``/configz`` where it has no path).
+        pods_url: Kubelet's list of pods, such as ``https://NODE:10250`` (if it has no path, ``/pods``).
+        configz: Kubelet's configuration, such as ``https://NODE:10250`` (if it has no path, ``/configz``).
         pods_api: Unix socket of the pods API.
         pod_resources: Unix socket of the pod-resources API.
-        token_file: Holds the bearer token for addresses; read for each exchange, as tokens are renewed.
+        token_file: Contains the bearer token for the URLs; read for each exchange, because tokens are
+            renewed.
         ca_file: Certificates that sign kubelet's, or kubelet's own; empty for those of the system.
-        cert_file, key_file: Our own certificate for addresses, and its key where it is in another file.
+        cert_file, key_file: Our client certificate for the URLs, and its key if that is in another file.
         insecure: Do not check kubelet's certificate.
         timeout: Seconds that one exchange may take in total.
     """
@@ -41,10 +43,10 @@ class KubeletSettings(Struct, frozen=True):
 
     @property
     def retry_backoff(self) -> Backoff:
-        """How long a source is not queried after it has hung twice in a row, or more often.
+        """How long a source is not queried after it has hung at least twice in a row.
 
-        Each pod waits for kubelet's answer, and for the whole timeout where kubelet hangs. A pod is placed
-        without facts that are unknown then, so it is better not to wait again for each pod.
+        Each pod waits for kubelet's answer, and for the whole timeout if kubelet hangs. After the timeout the
+        pod is placed without the unknown facts, so it is better not to wait again for each pod.
         """
         rest = min(LONGEST_REST_S, self.timeout * REST)
         return Backoff(rest, rest, tolerated=1)
@@ -54,8 +56,8 @@ class KubeletError(TopoproxyError):
     """Kubelet cannot be queried, or its answer cannot be used.
 
     Attributes:
-        code: The gRPC status code; 0 where there is none.
-        details: The message of the peer; empty where there is none.
+        code: The gRPC status code; 0 if there is none.
+        details: The message of the peer; empty if there is none.
     """
 
     exit_code: ClassVar[int] = 69

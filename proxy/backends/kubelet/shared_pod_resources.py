@@ -1,7 +1,8 @@
-"""Share kubelet's pod-resources answers: one answer serves other readers for a short time.
+"""Share kubelet's pod-resources answers: one answer serves all readers for a short time.
 
 kubelet answers 100 requests a second, from all clients together, and the decisions about containers need some
-of them. So agents that query often must not exhaust that: each list is requested at most ten times a second.
+of them. Agents that query often must not use up this limit, so each list is requested at most ten times a
+second.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from proxy.api.kubelet import podresources_pb2 as pb
 
 FRESH_S: Final = 0.1
-"""How long an answer serves, in seconds."""
+"""Seconds for which an answer is used."""
 CALL_S: Final = 5.0
 """Deadline of a call: no decision waits for it, and lists of large nodes take longer than one pod."""
 
@@ -33,7 +34,7 @@ class SharedPodResources:
     """
 
     def __init__(self, socket: str) -> None:
-        """Open nothing yet.
+        """Store the path; nothing is opened yet.
 
         Args:
             socket: Path of kubelet's socket.
@@ -52,7 +53,7 @@ class SharedPodResources:
         return self._pods.get()
 
     def devices(self) -> pb.AllocatableResourcesResponse:
-        """Return what kubelet can assign.
+        """Return the resources that kubelet can assign.
 
         Raises:
             KubeletError: Kubelet does not answer.
@@ -65,14 +66,14 @@ class SharedPodResources:
 
 
 class SharedAnswer(Generic[T]):
-    """An answer that several threads use. An error serves all that have waited for it."""
+    """An answer that several threads use. An error is raised in all threads that have waited for it."""
 
     def __init__(self, query: Callable[[], T], clock: Callable[[], float]) -> None:
         """Prepare; nothing is requested yet.
 
         Args:
             query: Gets the answer; may raise ``KubeletError``.
-            clock: Seconds that only grow.
+            clock: A monotonic clock, in seconds.
         """
         self._query = query
         self._clock = clock

@@ -8,11 +8,11 @@ import stat
 from msgspec import Struct
 
 LARGEST = 1 << 20
-"""Bytes. A thousand pinned containers are a tenth of that."""
+"""The most bytes of a file. A state file with a thousand pinned containers has a tenth of that."""
 
 
 class Stamp(Struct, frozen=True):
-    """A stamp that changes with the content of a file, without reading it."""
+    """Attributes of a file that change with its content, so that changes are noticed without reading it."""
 
     device: int
     inode: int
@@ -22,12 +22,12 @@ class Stamp(Struct, frozen=True):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Stamp:
-        """Take the stamp of a file."""
+        """Return the stamp of a file."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def stamp(path: str) -> Stamp | None:
-    """Return a file's stamp; None where there is no file.
+    """Return a file's stamp; None if there is no file.
 
     Raises:
         OSError: The file's state cannot be read.
@@ -39,7 +39,7 @@ def stamp(path: str) -> Stamp | None:
 
 
 def readable_stamp(path: str) -> Stamp | None:
-    """Return a file's stamp; None where there is no file, or its state cannot be read."""
+    """Return a file's stamp; None if there is no file, or its state cannot be read."""
     try:
         return stamp(path)
     except OSError:
@@ -47,17 +47,18 @@ def readable_stamp(path: str) -> Stamp | None:
 
 
 def read_small(path: str, largest: int = LARGEST) -> tuple[bytes, Stamp]:
-    """Read a file, and the stamp of what was read.
+    """Read a file, and return its content and the stamp of this content.
 
     Args:
         path: The file.
-        largest: Bytes that it may have.
+        largest: The most bytes that it may have.
 
     Raises:
-        OSError: It cannot be read, or would let us wait (some files of the kernel's own).
-        ValueError: It is not a regular file, or is larger.
+        OSError: The file cannot be read, or the read would block (some files of the kernel).
+        ValueError: The path is not a regular file, or the file is larger.
     """
-    # A pipe without a writer, or a device, may never reach an end.
+    # O_NONBLOCK, and regular files only: a read from a pipe without a writer, or from a device, may never
+    # end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)

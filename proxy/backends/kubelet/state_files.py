@@ -1,15 +1,15 @@
-"""Reading a state file that kubelet may be writing at the same time.
+"""Reads a state file that kubelet may be writing at the same time.
 
-Theory (kubernetes v1.36 pkg/kubelet/util/store/filestore.go, writeFile). Kubelet writes a temporary file,
-syncs it, and renames it over the old one, so a reader finds a whole file, the old or the new one. Other
-writers do not: an editor, a backup that is restored, a file system that reorders writes. An empty, partial or
-altered file does not have the right checksum. It is read again a few times over a short period; if it stays
-so, the last good content stays in effect and the caller is notified. A missing file means that nothing is
-known: kubelet never removes it, operators do, before a kubelet with another policy starts.
+Kubelet writes a temporary file, syncs it, and renames it over the old one, so a reader finds a whole file,
+the old or the new one (kubernetes v1.36 pkg/kubelet/util/store/filestore.go, writeFile). This is not so with
+an editor, a restored backup, or a file system that reorders writes. An empty, partial or altered file does
+not have the right checksum. Such a file is read again a few times over a short period; if it stays so, the
+last good content stays in effect and the caller is notified. If the file is missing, nothing is known:
+kubelet never removes it, but operators do, before a kubelet with another policy starts.
 
-A check costs a ``stat`` while nothing has changed. A freed inode is soon reused, and file times have a
-resolution of some milliseconds, so a file that was changed just before it was read is read once more: two
-contents may have the same stamp then.
+While nothing has changed, a check costs a ``stat``. A freed inode is soon reused, and file times have a
+resolution of some milliseconds, so two contents can have the same stamp. For this reason, a file that was
+changed just before it was read is read once more.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 CPU_STATE = "cpu_manager_state"
 PAUSES_S = (0.002, 0.004, 0.008, 0.016, 0.032)
-"""Between readings of a file that is not whole."""
+"""Seconds between reads of a file that is not whole."""
 RECENT_NS = 100_000_000
-"""A file that was changed within this time may have been changed again without another stamp."""
+"""A file that was changed within this time may have been changed again with the same stamp."""
 
 
 class StateFileContents(Struct, frozen=True):
     """The contents of a state file.
 
     Attributes:
-        checkpoint: The last valid content; None where nothing is known.
-        problem: Why it cannot be read now; empty where it can.
+        checkpoint: The last valid content; None if nothing is known.
+        problem: Why the file cannot be used now; empty if it can.
     """
 
     checkpoint: Checkpoint | None = None
@@ -58,7 +58,7 @@ class StateFile:
         Args:
             path: The file.
             pause: Waits for some seconds.
-            wall_clock_ns: Nanoseconds since the epoch, as times of files are.
+            wall_clock_ns: Nanoseconds since the epoch; the same clock as that of the file times.
         """
         self.path = path
         self._pause = pause
@@ -68,7 +68,7 @@ class StateFile:
         self._contents = StateFileContents()
 
     def read(self) -> StateFileContents:
-        """Return the content of the file; the same object as the last time while it is unchanged."""
+        """Return the content of the file; the same object as before while the file is unchanged."""
         try:
             now = stamp(self.path)
             if now is None:
@@ -80,7 +80,7 @@ class StateFile:
         return self._contents
 
     def _read(self) -> None:
-        """Read the file, again where it is not whole."""
+        """Read the file, and read it again if it is not whole."""
         for pause in (*PAUSES_S, None):
             try:
                 content, file_stamp = read_small(self.path)
@@ -124,7 +124,7 @@ class StateFile:
 
 
 def _whole(content: bytes) -> tuple[Checkpoint | None, str]:
-    """Read a content; None where it is not what kubelet has written, and why."""
+    """Parse a content; if it is not a whole file of kubelet, return None and the reason."""
     from proxy.backends.kubelet.checkpoints import CheckpointError, read_cpu
 
     if not content.strip():

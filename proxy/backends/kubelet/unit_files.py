@@ -1,11 +1,11 @@
 """Read the command line that systemd gives to kubelet from its unit, drop-ins and environment files.
 
-Theory (systemd.unit(5), systemd.exec(5)). Of several unit files of one name, the one in the first directory
-counts; where that is empty or a link to ``/dev/null``, the unit is masked and does not start. Drop-ins of
-all directories are read in the order of their names. ``ExecStart=``, ``Environment=`` and
-``EnvironmentFile=`` add to what came before, and an empty value clears it. Variables of environment files win
-over those of ``Environment=``; of two files the later one wins. pflag takes the last one of a flag that is
-given twice, and kubelet takes ``_`` in a flag's name for ``-`` (k8s.io/component-base v0.36
+If several unit files have the same name, the file in the first directory is used; if that file is empty or a
+link to ``/dev/null``, the unit is masked and does not start (systemd.unit(5), systemd.exec(5)). The drop-ins
+of all directories are read in the order of their names. ``ExecStart=``, ``Environment=`` and
+``EnvironmentFile=`` add to the earlier values, and an empty value clears them. Variables of environment files
+override those of ``Environment=``, and a later file overrides an earlier one. If a flag is given twice, pflag
+uses the last value. kubelet treats ``_`` in a flag's name as ``-`` (k8s.io/component-base v0.36
 cli/flag/flags.go, WordSepNormalizeFunc).
 """
 
@@ -42,8 +42,8 @@ class Span(Struct, frozen=True):
 
     Attributes:
         path: The file.
-        start, end: Where it is in the file's text.
-        text: Its content.
+        start, end: The position of the part in the file's text.
+        text: The text of the part.
     """
 
     path: Path
@@ -60,8 +60,8 @@ class UnitCommand(Struct, frozen=True):
     """The command that a unit starts.
 
     Attributes:
-        exec_start: The command as the unit has it.
-        variables: Where the value of each variable is.
+        exec_start: The command as written in the unit.
+        variables: The position of the value of each variable.
     """
 
     exec_start: Span
@@ -93,7 +93,7 @@ class UnitCommand(Struct, frozen=True):
 
 
 def last_flag(span: Span) -> Span | None:
-    """Return the position of the endpoint in a part of a command line; None where it names none."""
+    """Return the position of the endpoint in a part of a command line; None if it names none."""
     endpoint = None
     for match in FLAG.finditer(span.text):
         endpoint = span.part(*match.span(1))
@@ -101,7 +101,7 @@ def last_flag(span: Span) -> Span | None:
 
 
 def flags_of(arguments: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield ``--name=value`` and ``--name value``; of a flag that is given twice, the last one counts."""
+    """Yield the name and value of each ``--name=value`` and ``--name value``; the last of a name counts."""
     for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
         name, has_value, value = argument.partition("=")
         if name.startswith("--"):
@@ -109,7 +109,7 @@ def flags_of(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def read_span(path: Path) -> Span | None:
-    """Read a whole file; None where that is not possible."""
+    """Read a whole file; None if that is not possible."""
     try:
         text = read_small(str(path), LARGEST)[0].decode()
     except (OSError, ValueError):
@@ -138,7 +138,7 @@ def _has_content(path: Path) -> bool:
 
 
 def unit_command(root: Path, unit: str) -> UnitCommand | None:
-    """Return the command that a unit starts; None without the unit or a command. Blocks on the disk.
+    """Return the command that a unit starts; None if there is no unit or no command. Blocks on the disk.
 
     Args:
         root: Used in place of ``/``.
@@ -170,7 +170,7 @@ _LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?(\w+)=(?:\"([^\"]*)\"|'([^']*)'|(.*
 
 
 def _assigned(span: Span) -> dict[str, Span]:
-    """Return the variables of a value of ``Environment=``."""
+    """Return the variables in a value of ``Environment=``."""
     variables = {}
     for match in _ASSIGNED.finditer(span.text):
         name = match[1] or match[3] or match[5]

@@ -1,12 +1,13 @@
 """The durable record of placements: a journal file that is appended to and, now and then, compacted.
 
-What it survives. A batch is one append of one line, so a crash of the process at any instruction leaves all
-of it or none (what the kernel has taken, a later process reads). By default nothing is synced: after a loss
-of power no container is left whose placement would matter, and the node starts again from what the runtime
-reports; ``sync=True`` syncs each batch, at 0.2 ms and more. Compaction writes the whole state next to the
-file, syncs it and renames it over the file, so that at each moment one complete file has the name.
+A batch is one append of one line, so a crash of the process at any instruction leaves all of the batch or
+none of it (data that the kernel has accepted can be read by a later process). By default nothing is synced:
+after a loss of power no container is left whose placement would matter, and the node starts again from the
+runtime's report. With ``sync=True`` each batch is synced, which takes 0.2 ms and more. Compaction writes the
+whole state next to the file, syncs it and renames it over the file, so that the name always leads to a
+complete file.
 
-One process writes at a time; the daemon's lock ensures that.
+Only one process writes at a time; the daemon's lock ensures this.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from proxy.model.errors import CannotCreateError, RecordError
 
 NAME = "ledger.jsonl"
 _COMPACT_BYTES = 64 * 1024
-"""A file below this is never compacted."""
+"""A file shorter than this is never compacted."""
 _COMPACT_FACTOR = 4
 """A file is compacted when it is this many times as long as after the last compaction."""
 SIZE_LIMIT = 256 * 1024 * 1024
@@ -38,7 +39,7 @@ class FileLedger:
 
     Attributes:
         path: The file.
-        problem: Why the last compaction failed; empty if it did not. No record is lost by that.
+        problem: Why the last compaction failed; empty if it succeeded. A failed compaction loses no record.
     """
 
     def __init__(self, path: Path, machine: str, *, sync: bool) -> None:
@@ -63,8 +64,8 @@ class FileLedger:
         """Store values (None: delete) in one atomic step; see ``proxy.executor.ports.Ledger``.
 
         Raises:
-            CannotCreateError: The state cannot be written; it is as before then, in memory and on disk.
-            RecordError: Some of the values cannot be stored; the others are.
+            CannotCreateError: The state cannot be written; it is unchanged, in memory and on disk.
+            RecordError: Some of the values cannot be stored; the others have been stored.
         """
         packed, rejected = fmt.pack(changes)
         if packed:
@@ -88,7 +89,7 @@ class FileLedger:
                 self._try_compact()
 
     def close(self) -> None:
-        """Sync and close; writes after that are refused. A write that hangs is not waited for."""
+        """Sync and close; later writes are refused. If a write hangs, return without closing."""
         if not self._lock.acquire(timeout=_CLOSE_S):
             return
         try:
@@ -101,7 +102,7 @@ class FileLedger:
             self._lock.release()
 
     def _restore_file(self) -> None:
-        """Restore the file: cut off the rest of a failed write, replace one that was removed or renamed."""
+        """Cut off the rest of a failed write, or write the file again if it was removed or replaced."""
         try:
             now = os.lstat(self.path)
         except FileNotFoundError:
@@ -129,10 +130,10 @@ class FileLedger:
             self._compact()
         except OSError as error:
             self.problem = f"{self.path}: {error.strerror or error}"
-            self._compact_at = 2 * self._size  # not with each write
+            self._compact_at = 2 * self._size  # do not try again at each write
 
     def _compact(self) -> None:
-        """Replace the file by a short one with the same state."""
+        """Replace the file by a shorter file with the same state."""
         text = fmt.header(self._machine)
         if self._entries:
             text += fmt.batch(1, self._entries)
@@ -151,14 +152,14 @@ class FileLedger:
         self._fd, self._file_id = fd, (now.st_dev, now.st_ino)
 
     def load(self) -> list[str]:
-        """Take over what the file holds, or begin a new one; used by ``open_ledger``.
+        """Read the contents of the file, or begin a new file; used by ``open_ledger``.
 
         Returns:
             Messages for the operator.
 
         Raises:
             OSError: The file cannot be read or written.
-            DamagedError: It must not be used.
+            DamagedError: The file must not be used.
         """
         with contextlib.suppress(FileNotFoundError):
             self.path.with_name(f"{NAME}.new").unlink()  # a compaction that was interrupted
@@ -179,7 +180,7 @@ class FileLedger:
             raise
 
     def _take_over(self, mode: int) -> list[str]:
-        """Take over what the opened file holds; returns messages for the operator."""
+        """Read the contents of the open file; return messages for the operator."""
         notes: list[str] = []
         if mode & 0o077:
             os.fchmod(self._fd, 0o600)
@@ -213,5 +214,5 @@ def _read_all(fd: int) -> bytes:
 
 
 def cannot(action: str, path: Path, error: OSError) -> CannotCreateError:
-    """Return an error that says what could not be done to the ledger, and why."""
+    """Return an error that names the action that failed on the ledger, and its cause."""
     return CannotCreateError(f"cannot {action} the ledger {path}: {error.strerror or error}")

@@ -1,25 +1,25 @@
-"""The ledger's file format, as bytes in and values out. Pure.
+"""The ledger's file format, as pure functions between bytes and values.
 
-Theory. The file is a journal of lines, each
+The file is a journal of lines, each
 
     CRC32 (8 hex digits) SPACE JSON NEWLINE
 
-where the JSON is ``{"n": 7, "set": {"key": {...}, "gone": null}}``. One line is one atomic batch: it is
-appended in one write, and it counts only if its newline is there, its checksum is right and its number
-follows the last one. Line 0 is the header, ``{"n": 0, "format": 1, "machine": "..."}``. The state is the
-result of all lines in their order; a compacted file has it in one line.
+in which the JSON is ``{"n": 7, "set": {"key": {...}, "gone": null}}``. One line is one atomic batch: it is
+appended in one write, and it counts only if it ends with a newline, its checksum is correct and its number
+follows the number of the line before. Line 0 is the header, ``{"n": 0, "format": 1, "machine": "..."}``. The
+state is the result of all lines in their order; a compacted file has the state in one line.
 
-What can be wrong, and what it means:
+Two kinds of damage are possible:
 
-* the end is unfinished or unreadable, and nothing good follows: a crash while writing. Everything before it
-  holds.
-* a bad line with good ones behind it, a number missing, a header that is not ours: the file is not what we
-  wrote. It is not used at all, because a state with a hole may give CPUs away twice.
+* The end is unfinished or unreadable, and no valid line follows: the process crashed during a write. All
+  lines before the end are used. * A damaged line is followed by valid lines, a number is missing, or the
+  header is not ours: this is not the file that we wrote. It is not used at all, because a state with a gap
+  could give CPUs away twice.
 
-Content never makes a batch fail. A lone surrogate, which UTF-8 cannot carry, is stored as the six characters
-of its escape, as text: every reader of this format accepts that. A record that JSON cannot express at all, or
-that is too long, is left out alone, and an older record under its key is deleted, too: a missing record is
-rebuilt from the runtime, an outdated one would be believed.
+No content makes a batch fail. A lone surrogate, which UTF-8 cannot encode, is stored as text: the six
+characters of its escape, which every reader of this format accepts. If JSON cannot express a record, or the
+record is too long, only this record is left out, and an older record under its key is deleted too. The
+reason: a missing record is rebuilt from the runtime, but an outdated record would be used.
 """
 
 from __future__ import annotations
@@ -38,20 +38,22 @@ FORMAT = 1
 RECORD_BYTES = 64 * 1024
 """Length of the longest record of one pod or container."""
 _BOUNDED = (POD_RECORD, CONTAINER_RECORD, CREATE_RECORD)
-"""Keys of such records. Records of the node have no bound: a takeover's holds kubelet's checkpoint."""
+"""Key prefixes of such records. Records of the node have no limit: that of a takeover contains kubelet's
+checkpoint."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _QUOTED_CHARACTERS = 80
-"""More of a key, or of an error's text, is not repeated in a message."""
+"""A message repeats at most this many characters of a key or of an error's text."""
 
 Entries = dict[str, dict[str, Any]]
 """State: key to value, as JSON objects."""
 
 Packed = dict[str, bytes]
-"""The same as it is kept in memory: each value as JSON text, a fifth of the size of the objects."""
+"""The state in the form that is kept in memory: each value as JSON text, which has a fifth of the size of the
+objects."""
 
 
 class View(Mapping[str, dict[str, Any]]):
-    """Packed state, read as objects; a value is read each time that it is requested."""
+    """Packed state, read as objects; a value is decoded each time it is requested."""
 
     def __init__(self, packed: Packed) -> None:
         self._packed = packed
@@ -73,14 +75,14 @@ class View(Mapping[str, dict[str, Any]]):
 def pack(
     changes: Mapping[str, Mapping[str, object] | None], limit: int = RECORD_BYTES
 ) -> tuple[dict[str, bytes | None], dict[str, str]]:
-    """Return changes as they are kept in memory and on disk.
+    """Return changes in the form that is kept in memory and on disk.
 
     Args:
         changes: Key to new value; None to delete.
         limit: Length of the longest record of a pod or container.
 
     Returns:
-        The packed changes; and, by key, why records cannot be stored. In the first these are deleted.
+        The packed changes, in which records that cannot be stored are deleted; and the reasons, by key.
     """
     packed: dict[str, bytes | None] = {}
     rejected: dict[str, str] = {}
@@ -97,10 +99,10 @@ def pack(
 
 
 def _pack_one(key: str, value: object, limit: int) -> bytes:
-    """Return one record as it is kept.
+    """Return one record in the form that is kept.
 
     Raises:
-        TypeError, ValueError, RecursionError: It cannot be stored.
+        TypeError, ValueError, RecursionError: The record cannot be stored.
     """
     packed = _dump(value)
     if not packed.startswith(b"{"):
@@ -118,23 +120,23 @@ def shown(value: object) -> str:
 
 
 def _dump(value: object) -> bytes:
-    """Return a value as JSON, as short as can be.
+    """Return a value as JSON without blanks.
 
     Raises:
-        TypeError, ValueError, RecursionError: It cannot be written as JSON (NaN included: no reader would
-            agree on it).
+        TypeError, ValueError, RecursionError: The value cannot be written as JSON (NaN included, because
+            readers do not agree on it).
     """
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # Surrogates stand only within strings. Their JSON escape (one backslash) would read back as a
+        # Surrogates occur only within strings. Their JSON escape (one backslash) would read back as a
         # surrogate, which earlier versions of this format's reader cannot store again.
         return _SURROGATE.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text).encode()
 
 
 def _check(changes: object) -> dict[str, dict[str, Any] | None] | None:
-    """Return an object that was read if it has the form of a batch's changes, else None."""
+    """Return an object that was read if it has the form of a batch's changes, otherwise None."""
     if not isinstance(changes, dict):
         return None
     good = all(isinstance(k, str) and (v is None or isinstance(v, dict)) for k, v in changes.items())
@@ -142,14 +144,14 @@ def _check(changes: object) -> dict[str, dict[str, Any] | None] | None:
 
 
 class Recovered(Struct, frozen=True):
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
-        entries: The state; empty where the file is refused.
-        number: Number of the last good line.
-        good_bytes: Length of the good part.
+        entries: The state; empty if the file is refused.
+        number: Number of the last valid line.
+        good_bytes: Length of the valid part.
         cut_bytes: Length of the unfinished end.
-        refused: Why the file is not used at all, as text; empty if it is.
+        refused: Why the file is not used at all, as text; empty if the file is used.
     """
 
     entries: Entries = field(default_factory=dict)
@@ -168,7 +170,7 @@ def batch(number: int, changes: Mapping[str, bytes | None]) -> bytes:
     """Return the line of one batch.
 
     Args:
-        number: One more than the last line's.
+        number: One more than the number of the last line.
         changes: Key to new value, packed; None to delete.
     """
     pairs = b",".join(_dump(key) + b":" + (value or b"null") for key, value in changes.items())
@@ -180,13 +182,13 @@ def _line(body: bytes) -> bytes:
 
 
 def _body(line: bytes) -> bytes | None:
-    """Return the content of a line, or None where its checksum is wrong. ``line`` is without its newline."""
+    """Return the content of a line (without its newline), or None if its checksum is wrong."""
     body = line[9:]
     return body if line[:9] == b"%08x " % zlib.crc32(body) else None
 
 
 def apply(entries: Packed, changes: Mapping[str, bytes | None]) -> Packed:
-    """Return the state after a batch; the state given is left as it is."""
+    """Return the state after a batch; the given state is not changed."""
     after = dict(entries)
     for key, value in changes.items():
         if value is None:
@@ -201,9 +203,9 @@ def recover(data: bytes, machine: str) -> Recovered:
 
     Args:
         data: Its whole content.
-        machine: Fingerprint of the machine that reads.
+        machine: Fingerprint of the machine on which the file is read.
     """
-    lines = data.split(b"\n")[:-1]  # what follows the last newline was never finished
+    lines = data.split(b"\n")[:-1]  # text after the last newline was never finished
     refused = _refuse_header(lines[0] if lines else None, machine)
     if refused:
         return Recovered(refused=refused)
@@ -228,7 +230,7 @@ def recover(data: bytes, machine: str) -> Recovered:
 
 
 def _read(line: bytes) -> dict[str, Any] | None:
-    """Return the object that a line holds, or None where it is damaged or holds none."""
+    """Return the object in a line, or None if the line is damaged or contains no object."""
     body = _body(line)
     if body is None:
         return None

@@ -1,4 +1,4 @@
-"""Open a state directory's ledger, and put aside a file that must not be used."""
+"""Open a state directory's ledger, and rename a file that must not be used."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from proxy.backends.ledger.file_ledger import NAME, SIZE_LIMIT, DamagedError, Fi
 def open_ledger(
     state_dir: Path, machine: str, *, sync: bool = False, now: Callable[[], float] = time.time
 ) -> tuple[FileLedger, list[str]]:
-    """Open the ledger of a state directory, or begin one.
+    """Open the ledger of a state directory, or begin a new one.
 
     A file that cannot be used (damaged in the middle, of an unknown format, from another machine, not a
-    regular file) is renamed to ``ledger.jsonl.bad-<time>`` and kept, and an empty ledger begins.
+    regular file) is renamed to ``ledger.jsonl.bad-<time>`` and kept, and a new empty ledger begins.
 
     Args:
-        state_dir: The directory; made with mode 0700 where it is missing.
+        state_dir: The directory; made with mode 0700 if it is missing.
         machine: Fingerprint of the machine, ``Machine.fingerprint``.
         sync: Sync each batch to the disk.
         now: Clock, seconds since the epoch.
@@ -55,7 +55,7 @@ def open_ledger(
 
 
 def read_entries(state_dir: Path, machine: str) -> dict[str, Mapping[str, object]]:
-    """Return the contents of a ledger that cannot be opened for writing; nothing where it has none.
+    """Return the contents of a ledger without opening it for writing; empty if it is missing or not usable.
 
     Args:
         state_dir: The directory.

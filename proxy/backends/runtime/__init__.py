@@ -1,1 +1,1 @@
-"""A client of the container runtime: its CRI, its lists, and its events."""
+"""A client of the container runtime: CRI calls, lists, and events."""

@@ -1,13 +1,14 @@
-"""Call the container runtime over a gRPC channel of our own.
+"""Calls the container runtime over the daemon's own gRPC channel.
 
 Nothing here is in the path of a client's request. Importing grpc takes longer than everything else at start,
-so it is imported with the first call. A runtime that does not know ``runtime.v1`` is queried by
-``runtime.v1alpha2``: the messages have the same layout, and UNIMPLEMENTED says that a service is not there.
+so it is imported with the first call. If a runtime answers UNIMPLEMENTED for the service ``runtime.v1``,
+``runtime.v1alpha2`` is called instead; its messages have the same layout.
 
-The status of a container carries resources since CRI of 1.25, where the runtime fills them in (containerd
-1.7). Beyond that containerd and CRI-O put a JSON document under ``info["info"]`` whose ``runtimeSpec`` is the
-OCI specification as it is saved, and whose ``pid`` is the container's first process. Its layout is not
-specified, so whatever is missing, of another type, or not JSON counts as unknown.
+Since the CRI of 1.25, the status of a container contains its resources, if the runtime fills them in
+(containerd 1.7). In addition, containerd and CRI-O put a JSON document under ``info["info"]``. Its
+``runtimeSpec`` is the saved OCI specification, and its ``pid`` is that of the container's first process. The
+layout of this document is not specified, so a value that is missing, of another type, or not JSON counts as
+unknown.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _Entry = TypeVar("_Entry")
 _KEYS = Keys((*POD_KEYS, SOURCE))
 _STATES = {number: name.removeprefix("CONTAINER_") for name, number in pb.ContainerState.items()}
 _FIRST = 0x0A
-"""The key of field 1, a string: the id, which encoders write first."""
+"""The protobuf key of field 1, a string: the id, which encoders write first."""
 
 _TOO_LARGE = 1 << 64
 """Numbers of the OCI specification have 64 bits."""
@@ -53,9 +54,9 @@ def entries_of(
 
     Args:
         raw: The runtime's answer.
-        kind: What an entry is, for messages: ``sandbox`` or ``container``.
-        read: Reads an entry. It raises DecodeError where the entry is not a message, and returns None where
-            the entry is about something that no call can name.
+        kind: The kind of the entries, for messages: ``sandbox`` or ``container``.
+        read: Reads an entry. It raises DecodeError if the entry cannot be decoded, and returns None if the
+            entry has an id that cannot be used in a call.
         unread: Called with a sentence about each entry that is left out.
 
     Raises:
@@ -84,7 +85,7 @@ def entries_of(
 
 
 def read_sandbox(raw: bytes) -> RuntimePod | None:
-    """Read a sandbox, with its labels and the annotations that count."""
+    """Read a sandbox, with its labels and the annotations that are used here."""
     item = pb.ListedSandbox.FromString(raw)
     sandbox_id, meta = identity(item.id), item.metadata
     if not sandbox_id:
@@ -117,14 +118,14 @@ def read_container(raw: bytes) -> RuntimeContainer | None:
 
 
 def _id_of(raw: bytes) -> str:
-    """Read the id of an entry that cannot be decoded; empty where it is not at the entry's beginning."""
+    """Read the id of an entry that cannot be decoded; empty if the entry does not begin with its id."""
     if len(raw) < 2 or raw[0] != _FIRST or raw[1] > 0x7F or len(raw) < 2 + raw[1]:
         return ""
     return identity(raw[2 : 2 + raw[1]])
 
 
 def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
-    """Return the cgroup and the resources of a status answer; never raises."""
+    """Return the cgroup and the resources in a status answer; never raises."""
     document = _document(answer)
     linux = _get(document, "runtimeSpec", "linux")
     cgroups_path = _text(_get(linux, "cgroupsPath"))
@@ -169,7 +170,7 @@ def _reported_pages(resources: pb.ResourceFacts) -> tuple[tuple[str, int], ...]:
 
 
 def _specified_pages(linux: object) -> tuple[tuple[str, int], ...]:
-    """Return the limits on huge pages in the OCI specification; other types are left out."""
+    """Return the limits on huge pages in the OCI specification; values of other types are left out."""
     entries = _get(linux, "resources", "hugepageLimits")
     known = entries[:SIZES_LIMIT] if isinstance(entries, list) else ()
     limits = [(_text(_get(each, "pageSize")), _number(_get(each, "limit"))) for each in known]
@@ -177,7 +178,7 @@ def _specified_pages(linux: object) -> tuple[tuple[str, int], ...]:
 
 
 def _document(answer: pb.DetailFacts) -> object:
-    """Read the JSON document. Bytes that are not UTF-8 cost the text that they are in and nothing else."""
+    """Read the JSON document. Bytes that are not UTF-8 spoil only the text that contains them."""
     document = b""
     for raw in answer.info:
         entry = entry_of(raw)
@@ -208,7 +209,8 @@ def _number(value: object) -> int:
 class GrpcRuntime:
     """Implements ``proxy.executor.runtime_ports.Runtime``; safe to use from several threads.
 
-    Answers are decoded here and not by grpc, for which one answer that cannot be decoded is a failed call.
+    Answers are decoded here and not by grpc, because grpc fails the whole call if it cannot decode the
+    answer.
 
     Attributes:
         timeout: Returns the deadline of a call, in seconds; called from any thread.
@@ -225,19 +227,19 @@ class GrpcRuntime:
         self._path = path.removeprefix("unix://")
         self.timeout: Callable[[], float] = lambda: timeout_s
         self._service = _SERVICES[0]
-        # A list of thousands of containers passes the default limit of 4 MiB.
+        # A list of thousands of containers exceeds the default limit of 4 MiB.
         self._channel = GrpcChannel(self._path, -1, ("grpc.max_send_message_length", -1))
         self.unread: Callable[[str], None] = lambda message: None
 
     def version(self) -> str:
-        """Query ``name version``; see ``proxy.executor.runtime_ports.Runtime``."""
+        """Return the runtime's name and version; see ``proxy.executor.runtime_ports.Runtime``."""
         answer = self._query(
             "read the version of the runtime", "Version", pb.VersionRequest(), pb.VersionFacts
         )
         return f"{text(answer.runtime_name)} {text(answer.runtime_version)}"
 
     def cgroup_driver(self) -> str:
-        """Read the cgroup driver; see ``Runtime`` of the ports. CRI of 1.28; containerd 2.0."""
+        """Read the cgroup driver (CRI of 1.28, containerd 2.0); see ``Runtime`` of the ports."""
         action = "read the cgroup driver of the runtime"
         try:
             answer = self._query(action, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
@@ -255,7 +257,7 @@ class GrpcRuntime:
         return entries_of(raw, "sandbox", read_sandbox, self.unread)
 
     def list_containers(self, container_id: str = "") -> Listed[RuntimeContainer]:
-        """List all containers, or the one with the id; see ``proxy.executor.runtime_ports.Runtime``."""
+        """List all containers, or only the given one; see ``proxy.executor.runtime_ports.Runtime``."""
         request = pb.ListContainersRequest()
         if container_id:
             request.filter.id = container_id
@@ -266,19 +268,20 @@ class GrpcRuntime:
         if listed.unread & {container_id, ""}:
             message = f"cannot list container {container_id} at {self._path}: its entry cannot be decoded"
             raise RuntimeCallError(message, GrpcStatus.INTERNAL)
-        # The interface lets a runtime match by prefix; we mean this one.
+        # The CRI allows a runtime to match ids by prefix.
         return Listed(item for item in listed if item.id == container_id)
 
     def detail(self, container_id: str) -> RuntimeDetail:
-        """Read one container's status, verbose; see ``proxy.executor.runtime_ports.Runtime``."""
+        """Read one container's verbose status; see ``proxy.executor.runtime_ports.Runtime``."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
         action = f"read the status of container {container_id}"
         return parse_detail(self._query(action, "ContainerStatus", request, pb.DetailFacts))
 
     def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
-        """Make a cpuset lasting, and a quota; see ``proxy.executor.runtime_ports.Runtime``.
+        """Store a cpuset and a quota at the runtime; see ``proxy.executor.runtime_ports.Runtime``.
 
-        Fields that are not set mean "leave" to the runtime, so the request holds nothing else.
+        The runtime does not change values whose fields are not set, so the request contains only these
+        fields.
         """
         action = f"update the cpuset of container {container_id}"
         if not cpus or (mems is not None and not mems):
@@ -293,7 +296,7 @@ class GrpcRuntime:
     def update_limits(
         self, container_id: str, cpus: CpuSet | None, mems: Mask | None, limits: Limits
     ) -> None:
-        """Change what a container may use; see ``proxy.executor.runtime_ports.Runtime``."""
+        """Change a container's resource limits; see ``proxy.executor.runtime_ports.Runtime``."""
         linux = pb.LinuxContainerResources(
             cpu_period=limits.cpu_period,
             cpu_quota=limits.cpu_quota,
@@ -319,7 +322,7 @@ class GrpcRuntime:
         self._channel.close()
 
     def _query(self, action: str, method: str, request: Message, answer: type[Answer]) -> Answer:
-        """Make a call whose answer is valid only as a whole."""
+        """Make a call whose answer is decoded as a whole."""
         raw = self._call(action, method, request)
         try:
             return answer.FromString(raw)
@@ -329,7 +332,7 @@ class GrpcRuntime:
             raise RuntimeCallError(message, GrpcStatus.INTERNAL) from None
 
     def _call(self, action: str, method: str, request: Message) -> bytes:
-        """Make a call and return the encoded answer, in the version of the API that the runtime has.
+        """Make a call in the version of the API that the runtime has, and return the encoded answer.
 
         Raises:
             UnavailableError: The runtime has not answered.
@@ -348,7 +351,7 @@ class GrpcRuntime:
                 result: bytes = call(request, timeout=self.timeout())
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    refusal = refusal or error  # that of the version which the runtime is known to have
+                    refusal = refusal or error  # keep the error of the version that is tried first
                     continue
                 raise call_error(f"{action} at {self._path}", error) from None
             except ValueError:  # the channel is closed

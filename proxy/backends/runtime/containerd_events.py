@@ -1,17 +1,19 @@
-"""Events of containerd: its own event service, on the socket of its CRI.
+"""Events of containerd, from its own event service on the socket of its CRI.
 
-Why not the CRI's stream (GetContainerEvents): listening to it takes events from kubelet or delays them.
+The CRI's stream (GetContainerEvents) is not used, because listening to it takes events from kubelet or delays
+them:
 
-- containerd 1.7 has one queue for all listeners: each event goes to one of them.
-- containerd 2.x copies each event, but what happened while there was no listener goes to the first one; and
-  the copying waits for the slowest.
-- CRI-O sends to one listener after the other: one that does not read holds up all others. It has no events
-  unless ``enable_pod_events`` is set.
+- containerd 1.7 has one queue for all listeners: each event goes to only one of them.
+- containerd 2.x copies each event to all listeners, but events that happened while there was no listener go
+  to the first one, and the copying waits for the slowest listener.
+- CRI-O sends to one listener after the other: a listener that does not read delays all others. It sends no
+  events unless ``enable_pod_events`` is set.
 
-containerd's own service (1.0 to 2.x) has a queue for each listener. It sends what happens from now on and
-nothing else, has no sequence numbers that would show a gap, and answers nothing until there is an event. So
-``listen`` makes a call that is answered before and after it subscribes: then the subscription exists, and a
-caller that compares from there on misses nothing. A runtime without this service says UNIMPLEMENTED.
+containerd's own service (1.0 to 2.x) has a queue for each listener. It sends only events that happen after
+the subscription, has no sequence numbers that would show a gap, and sends no answer until there is an event.
+So ``listen`` makes another call before and after it subscribes. When the second call has been answered, the
+subscription exists, and a caller that reconciles after that misses no event. A runtime without this service
+answers UNIMPLEMENTED.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
     import grpc
 
 NAMESPACE = "k8s.io"
-"""Where containerd keeps what it makes for the CRI; fixed in its code."""
+"""The containerd namespace of containers that are made through the CRI; fixed in containerd's code."""
 ID_LIMIT = 256
-"""Characters of an id; containerd allows 76."""
+"""The most characters of an id; containerd allows 76."""
 MESSAGE_LIMIT = 64 << 10
-"""Bytes of an event; those that we request have some hundred. A larger one ends the stream."""
+"""The most bytes of an event; requested events have a few hundred. A larger event ends the stream."""
 _EXIT, _START, _DELETE = "/tasks/exit", "/tasks/start", "/containers/delete"
 _SUBSCRIBE = "/containerd.services.events.v1.Events/Subscribe"
 _VERSION = "/containerd.services.version.v1.Version/Version"
@@ -71,7 +73,7 @@ class ContainerdEvents:
             subscribe: Any = channel.unary_stream(
                 _SUBSCRIBE,
                 request_serializer=pb.SubscribeRequest.SerializeToString,
-                response_deserializer=None,  # bytes: what cannot be read must not end the stream
+                response_deserializer=None,  # bytes: an unreadable event must not end the stream
             )
             topics = (_EXIT, _START, _DELETE)
             filters = [f'namespace=="{NAMESPACE}",topic=="{topic}"' for topic in topics]
@@ -112,7 +114,7 @@ class ContainerdEvents:
 
 
 def _decoded(message: bytes) -> RuntimeEvent | None:
-    """Read one envelope; raises DecodeError where it cannot be read."""
+    """Read one envelope; raises DecodeError if it cannot be decoded; None for events that are not used."""
     envelope = pb.Envelope.FromString(message)
     kind, value = envelope.event.type_url.rpartition("/")[2], envelope.event.value
     if envelope.namespace != NAMESPACE:
@@ -121,7 +123,7 @@ def _decoded(message: bytes) -> RuntimeEvent | None:
         ended = pb.TaskExit.FromString(value)
         event = RuntimeEvent("exit", ended.container_id)
         if ended.id != ended.container_id:
-            return None  # a process that exec has started: probes, mostly
+            return None  # a process that was started by exec, mostly a probe
     elif kind == "containerd.events.TaskStart":
         event = RuntimeEvent("start", pb.TaskStart.FromString(value).container_id)
     elif kind == "containerd.events.ContainerDelete":

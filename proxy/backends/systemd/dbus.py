@@ -1,11 +1,11 @@
 """A connection to a D-Bus peer: calls with deadlines, and signals.
 
-One thread reads; any thread calls. systemd sends signals about all units to every connection of its private
-socket, and keeps unread ones in its own memory: so everything is read, and only answers and the requested
-signals are decoded.
+One thread reads; any other thread can call. systemd sends signals about all units to every connection of its
+private socket, and keeps unread signals in its own memory. So all messages are read, and only answers and the
+requested signals are decoded.
 
-D-Bus Specification, "Message Protocol" and "Authentication Protocol". Imported only where there is a unit to
-talk about: jeepney takes 2 MB.
+(D-Bus Specification, "Message Protocol" and "Authentication Protocol".) This module is imported only when
+there is a unit to query, because jeepney takes 2 MB.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from jeepney.low_level import HeaderFields, Message, MessageType, calc_msg_size
 from proxy.model.errors import CgroupError, UnavailableError
 
 _HEAD = 16
-"""Bytes of a message that contain its length."""
+"""The first bytes of a message, which contain its length."""
 _LIMIT = 4 << 20
-"""Bytes of a message; those that are read here have some hundred."""
+"""The most bytes of a message; the messages that are used here have a few hundred."""
 _SIGNAL = 4
 _NO_SUCH_UNIT = (
     "org.freedesktop.systemd1.NoSuchUnit",
@@ -58,17 +58,17 @@ class _Waiter:
 
 
 class Connection:
-    """One connection; when it has ended, another one has to be made."""
+    """One connection; it cannot be used again after it has ended."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         """Connect and authenticate.
 
         Args:
-            path: Of the unix socket.
-            timeout_s: Deadline of this, and of each call.
+            path: The path of the unix socket.
+            timeout_s: Deadline of connecting, and of each call.
 
         Raises:
-            UnavailableError: There is no peer, it rejects us, or there is no descriptor for the socket.
+            UnavailableError: There is no peer, it rejects us, or no file descriptor is free for the socket.
         """
         self.path = path
         self._timeout_s = timeout_s
@@ -86,7 +86,7 @@ class Connection:
                 unless_connected.pop_all()
         except (OSError, AuthenticationError) as error:
             raise UnavailableError(f"cannot connect to {path}: {_cause(error)}") from None
-        # Reading has no deadline; a send that the peer does not accept has one.
+        # Reads have no deadline. Sends have one, because a peer can stop accepting data.
         self._socket.settimeout(None)
         whole, rest = divmod(timeout_s, 1)
         limit = struct.pack("ll", int(whole), int(rest * 1e6) or int(not whole))
@@ -104,11 +104,11 @@ class Connection:
         self._socket.sendall(BEGIN)
 
     def call(self, message: Message) -> tuple[Any, ...]:
-        """Make a call and return the body of the answer; in any thread but the one that reads.
+        """Make a call and return the body of the answer; for any thread except the one that reads.
 
         Raises:
-            UnavailableError: No answer in time, or the connection has ended.
-            CgroupError: The answer is an error; errno ENOENT where there is no such unit.
+            UnavailableError: There is no answer in time, or the connection has ended.
+            CgroupError: The answer is an error; errno is ENOENT if there is no such unit.
         """
         waiter = _Waiter()
         with self._lock:
@@ -118,7 +118,7 @@ class Connection:
             self._waiting[serial] = waiter
             try:
                 self._socket.sendall(message.serialise(serial))
-            except OSError as error:  # a part of it may be sent: nothing can follow
+            except OSError as error:  # a part may have been sent: no message can follow
                 del self._waiting[serial]
                 self._shut()
                 raise UnavailableError(f"cannot call {self.path}: {_cause(error)}") from None
@@ -170,7 +170,7 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it, from any thread; waiting calls are notified."""
+        """Close the connection, from any thread; waiting calls fail."""
         with self._lock:
             if self._closed:
                 return
@@ -186,7 +186,7 @@ def _body(request: Message, answer: Message) -> tuple[Any, ...]:
     """Return the content of an answer.
 
     Raises:
-        UnavailableError, CgroupError: It is an error.
+        UnavailableError, CgroupError: The answer is an error.
     """
     if answer.header.message_type is not MessageType.error:
         return tuple(answer.body)

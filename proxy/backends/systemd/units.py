@@ -1,16 +1,17 @@
 """Read and set the CPUs and memory nodes of systemd units, and receive daemon-reload notifications.
 
-Theory. On cgroup v2 systemd writes ``cpuset.cpus`` and ``cpuset.mems`` of a unit from its properties
-``AllowedCPUs`` and ``AllowedMemoryNodes`` whenever it has reason to: a daemon-reload, or any change of any
-property of the unit. That overwrites values written to the files. So what is to last is set as the
-unit's properties (``SetUnitProperties`` with ``runtime``: until the unit ends, reloads survived).
+On cgroup v2 systemd writes ``cpuset.cpus`` and ``cpuset.mems`` of a unit from its properties ``AllowedCPUs``
+and ``AllowedMemoryNodes`` at certain times: at a daemon-reload, and at a change of any property of the unit.
+This overwrites values that were written to the files. So values that must last are set as the unit's
+properties (``SetUnitProperties`` with ``runtime``: they survive reloads and last until the unit ends).
 
-* The value is an array of bytes, bit 0 of byte 0 is CPU 0 (systemd.resource-control(5); systemd's
-  cpu-set-util). runc before 1.1.6 gives the bytes in the other order (opencontainers/runc pull request 3808).
-* An answer to ``SetUnitProperties`` comes before the files are written: that is done before the next message
-  is read. So ``set`` makes a request afterwards, and its answer shows that the files are written.
-* root reaches systemd by its private socket, which needs no bus; else it is the system bus. On the private
-  socket all signals come; on the bus those that are subscribed to.
+* The value is an array of bytes; bit 0 of byte 0 is CPU 0 (systemd.resource-control(5); systemd's
+  cpu-set-util). runc before 1.1.6 sends the bytes in the reverse order (opencontainers/runc pull request
+  3808).
+* systemd answers ``SetUnitProperties`` before it writes the files, and writes them before it reads the next
+  message. So ``set`` makes another request afterwards, whose answer shows that the files have been written.
+* root reaches systemd by its private socket, which needs no bus; other users need the system bus. On the
+  private socket all signals arrive; on the bus only those that were subscribed to.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ _MANAGER = "org.freedesktop.systemd1.Manager"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 _MATCH = f"type='signal',sender='{_NAME}',interface='{_MANAGER}',member='Reloading'"
 _PAUSES = Backoff(0.1, 10.0, steady=1.0)
-"""Seconds before connecting again. A connection that ends sooner was taken only to be hung up."""
+"""Seconds before connecting again. The pauses grow while connections last for less than ``steady``."""
 _JOIN_S = 2.0
 
 
 def sockets(root: Path = Path("/")) -> list[str]:
-    """Return the sockets by which systemd may be reached, the best first."""
+    """Return the sockets by which systemd can be reached, the best first."""
     private = [PRIVATE] if os.geteuid() == 0 else []
     return [str(root / path) for path in (*private, BUS) if (root / path).exists()]
 
 
 def to_bytes(ids: IdSet) -> bytes:
-    """Return a set as systemd wants it; no bytes for the empty set."""
+    """Return a set in systemd's format; no bytes for the empty set."""
     return ids.bits.to_bytes((ids.bits.bit_length() + 7) // 8, "little")
 
 
 def object_path(unit: str) -> str:
-    """Return the D-Bus object of a unit: what is neither a letter nor a digit is written as ``_xx``."""
+    """Return the D-Bus object of a unit; bytes that are not letters or digits are written as ``_xx``."""
     escaped = "".join(
         chr(c) if chr(c).isalnum() and c < 128 and not (chr(c).isdigit() and i == 0) else f"_{c:02x}"
         for i, c in enumerate(unit.encode())
@@ -82,7 +83,7 @@ class SystemdUnits:
     # -- calls --------------------------------------------------------------------------------------------
 
     def read(self, unit: str) -> UnitSets:
-        """Read what a unit is to have; see ``Units``."""
+        """Read the configured CPUs and memory nodes of a unit; see ``Units``."""
         return UnitSets(
             CpuSet.from_bits(self._property(unit, "AllowedCPUs")),
             Mask.from_bits(self._property(unit, "AllowedMemoryNodes")),
@@ -101,11 +102,11 @@ class SystemdUnits:
         raise CgroupError(f"cannot read {name} of {unit}: {cause}")
 
     def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
-        """Set what a unit is to have; see ``Units``."""
+        """Set the configured CPUs and memory nodes of a unit; see ``Units``."""
         pairs = (("AllowedCPUs", cpus), ("AllowedMemoryNodes", mems))
         values = [(name, ("ay", to_bytes(ids))) for name, ids in pairs if ids is not None]
         self._call(_PATH, _MANAGER, "SetUnitProperties", "sba(sv)", (unit, True, values))
-        self._property(unit, "AllowedCPUs")  # see the head of this file
+        self._property(unit, "AllowedCPUs")  # waits for the files, see the docstring of this module
 
     def _call(self, path: str, interface: str, method: str, signature: str, body: tuple[Any, ...]) -> Any:
         from jeepney.wrappers import DBusAddress, new_method_call
@@ -168,13 +169,13 @@ class SystemdUnits:
             subscriber.join()
             with self._ready:
                 was, self._connection = self._connection, None
-                if was is not None:  # else the subscriber has stored why it could not subscribe
+                if was is not None:  # if None, the subscriber has stored why it failed
                     self._why = "the connection has ended"
             if was is not None and not self._closing.is_set():
                 on_event(UnitEvents.LOST)
 
     def _subscribe(self, connection: Connection, on_event: Callable[[UnitEvents], None], bus: bool) -> None:
-        """Subscribe to signals, and let calls begin."""
+        """Subscribe to signals, and allow calls."""
         from jeepney.wrappers import DBusAddress, new_method_call
 
         try:

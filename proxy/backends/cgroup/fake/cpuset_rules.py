@@ -76,7 +76,7 @@ class FakeCgroupFiles:
     def write(self, path: str, name: str, text: str) -> None:
         """Write one file of a group, or refuse as the kernel does."""
         with self.locked():
-            self._plain.read(path, name)  # ENOENT comes before anything else
+            self._plain.read(path, name)  # ENOENT comes before all other errors
             for list_name, kind in LISTS:
                 if name == list_name:
                     if text:  # a write of nothing never reaches the kernel

@@ -1,10 +1,10 @@
-"""The differences between runtimes: names of cgroups, monitors, faults. Values and pure functions.
+"""The differences between runtimes: names of cgroups, monitors, and faults, as values and pure functions.
 
-Others import it from here: ``backends/cgroup/group_names`` imports the names, and the executor is given
-``QUIRKS`` by the composition root. All runtimes are known at once, as a node may change its runtime, and a
-runtime is recognized by what it does, not by the name that it reports.
+``backends/cgroup/group_names`` imports the names from here, and the composition root passes ``QUIRKS`` to the
+executor. The quirks of all runtimes apply at the same time, because a node can change its runtime, and a
+runtime is recognized by its behaviour, not by the name that it reports.
 
-A new runtime is one module here and one entry in each table below.
+A new runtime needs one module here and one entry in each table below.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from proxy.executor.runtime_ports import RuntimeQuirks
 SCOPE_PREFIXES = (containerd.SCOPE_PREFIX, crio.SCOPE_PREFIX, "docker")
 """Prefixes that containerd, CRI-O and cri-dockerd give to the systemd scopes of containers."""
 NOT_CONTAINERS = (crio.MONITOR_GROUP, "libpod-conmon-")
-"""Prefixes of groups that carry a container's id and hold no container; the last is podman's."""
+"""Prefixes of groups that are named by a container's id but contain no container; the last is podman's."""
 
 QUIRKS = RuntimeQuirks(
     has_monitors=crio.is_group_of_crio,
@@ -24,4 +24,4 @@ QUIRKS = RuntimeQuirks(
     is_made_by_create=crio.is_group_of_crio,
     mask_as_sent=runc.reversed_mask,
 )
-"""What the executor has to know."""
+"""The quirks that the executor must know."""
