@@ -135,7 +135,7 @@ class SysfsDevices:
         return located or [(f"/dev/{directory}", DeviceLocation(None, "no device in it has a NUMA node"))]
 
     def _inside(self, directory: str) -> list[tuple[str, os.stat_result]]:
-        """List the device files in a directory and its subdirectories; do not follow links."""
+        """List the device files in a directory and its subdirectories, without links."""
         device_files: list[tuple[str, os.stat_result]] = []
         for name in self._walk(directory, _DEPTH):
             file = self._file(name)

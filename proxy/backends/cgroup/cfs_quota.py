@@ -9,9 +9,11 @@ on kernel 6.18):
   otherwise the write fails with EINVAL. The root cannot be written. Removing a quota always succeeds, because
   a group without a quota is limited only by its ancestors. Quotas are removed from the top, because a group
   below an ancestor with a quota would still be limited; they are restored from the bottom, the greatest quota
-  last. * v2 has ``cpu.max``, "quota period" or "max period"; a write of a single word keeps the period. Any
-  value is accepted; the smallest value among the group and its ancestors applies. A group has the file if its
-  parent's ``cgroup.subtree_control`` contains ``cpu``. * The period is never changed here.
+  last.
+* v2 has ``cpu.max``, "quota period" or "max period"; a write of a single word keeps the period. Any value is
+  accepted; the smallest value among the group and its ancestors applies. A group has the file if its parent's
+  ``cgroup.subtree_control`` contains ``cpu``.
+* The period is never changed here.
 
 Groups have the same paths as in the cpuset hierarchy, but not always the same root.
 """
@@ -42,7 +44,7 @@ class KernelCpuGroups:
     """
 
     def __init__(self, root: Path, version: int, files: Files | None = None) -> None:
-        """Set a hierarchy that is known; ``open_cpu_groups`` finds it.
+        """Use the hierarchy at a known path; ``open_cpu_groups`` finds it.
 
         Args:
             root: Where the hierarchy with the cpu controller is mounted.

@@ -41,7 +41,7 @@ class CgroupUsage:
     """Reads counters, for one thread at a time; implements ``proxy.executor.kernel_ports.UsageSource``."""
 
     def __init__(self, root: Path, file: str, procfs: Path = Path("/proc")) -> None:
-        """Set a hierarchy that is known; ``open_usage`` finds it.
+        """Use the hierarchy at a known path; ``open_usage`` finds it.
 
         Args:
             root: Where the hierarchy is mounted.

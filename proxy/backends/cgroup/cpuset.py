@@ -5,15 +5,16 @@ The rules of writing:
 * A value is read before it is written, for two reasons. A write of an unchanged value still costs the kernel
   8 microseconds and takes its global cpuset lock; a write of a changed value costs 40 (measured). And a
   remembered value would hide the writes of others (runc, systemd, kubelet). If many groups are written that,
-  by our own record, have another value, the first read is skipped; the read after the write is decisive. *
-  v1: the set of a child must lie within that of its parent. Ancestors that are too narrow (EACCES), and
+  by our own record, have another value, the first read is skipped; the read after the write is decisive.
+* v1: the set of a child must lie within that of its parent. Ancestors that are too narrow (EACCES), and
   groups below that would no longer fit (EBUSY), are adjusted by ``proxy.backends.cgroup.nesting``. The root
-  is never written. * v1: when a CPU or memory node goes offline, the kernel removes its id from every group,
-  does not add it again later, and refuses a list with an offline id (EINVAL). In that case only the online
-  ids are written; the next comparison writes the others when they are online again. * v2: the kernel accepts
-  every list, but ids that the ancestors do not have take no effect, and if no id is left, the group gets its
-  parent's CPUs. So the effective file is decisive, and ancestors that have their own
-  list are widened: before the write if the group would have no id left, otherwise after it.
+  is never written.
+* v1: when a CPU or memory node goes offline, the kernel removes its id from every group, does not add it
+  again later, and refuses a list with an offline id (EINVAL). In that case only the online ids are written;
+  the next comparison writes the others when they are online again.
+* v2: the kernel accepts every list, but ids that the ancestors do not have are without effect, and if no id
+  is left, the group gets its parent's CPUs. So the effective file is decisive, and ancestors that have their
+  own list are widened: before the write if the group would have no id left, otherwise after it.
 * A written value is read back. On v2 the effective value may lack offline CPUs, but no others.
 
 Linux Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst ("Cpuset Interface Files").
@@ -48,7 +49,7 @@ class KernelCgroups:
     """
 
     def __init__(self, root: Path, version: int, files: Files | None = None) -> None:
-        """Set a hierarchy that is known; ``open_cgroups`` finds it.
+        """Use the hierarchy at a known path; ``open_cgroups`` finds it.
 
         Args:
             root: Where the hierarchy with the cpuset controller is mounted.

@@ -6,8 +6,8 @@ can still be identified by the other hierarchies, in which no task was moved: th
 cpu controller has the container's name. On v2 a group with an empty list has its parent's CPUs, and no task
 is moved.
 
-The groups above are searched even if the container's group has processes again: these can be processes that
-were executed in the container since, or that an earlier attempt moved. If it has processes, only the root of
+The groups above are searched even if the container's group has processes again: an exec may have started
+these processes since, or an earlier attempt may have moved them back. If it has processes, only the root of
 the hierarchy, which contains all processes of the system, is not searched.
 
 A process that moves another process into a cpuset group needs all capabilities of the other process, or

@@ -125,7 +125,7 @@ class OsFiles:
     def is_group(self, path: str) -> bool:
         """Return whether there is such a directory."""
         try:
-            return stat.S_ISDIR(os.stat(self._full(path)).st_mode)  # noqa: PTH116 - 3 times faster
+            return stat.S_ISDIR(os.stat(self._full(path)).st_mode)  # noqa: PTH116 - 3x as fast as Path
         except OSError:
             return False
 

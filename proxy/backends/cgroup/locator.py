@@ -2,8 +2,8 @@
 
 The runtime's verbose status contains the ``cgroupsPath`` of the OCI spec, and the pid of the container's
 first process. The ``cgroupsPath`` can be used like any other name, so it is tried first. The pid leads to
-``/proc/PID/cgroup``, which is always correct: if kubelet runs in a container, with a custom cgroup root, and
-with a runtime that has its own cgroup manager. This file has the group of a process, and the group is the
+``/proc/PID/cgroup``, which is always correct, even if kubelet runs in a container, the cgroup root is custom,
+or the runtime has its own cgroup manager. This file has the group of a process, and the group is the
 container's only if a part of its path contains the container's id:
 
 * A process may have moved below the container's group (systemd as first process: ``ID/init.scope``; crun's

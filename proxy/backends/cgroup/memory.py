@@ -5,12 +5,13 @@
 * v2 reports ``anon`` and ``file`` in bytes by NUMA node. v1 reports pages by LRU list: ``total`` is the sum
   of ``file``, ``anon`` and the locked pages (``unevictable``), and the lines that begin with
   ``hierarchical_`` include the groups below, as v2 always does. Neither includes huge pages, which are in
-  ``hugetlb.<size>.numa_stat``. * The counters contain the pages that are charged to the group: if another
-  container read a page of a file first, the page is charged to that container. * On v2 a change of
-  ``cpuset.mems`` moves mapped pages during the write: 120 MB took 4 s in a virtual machine, and 0.4 s the
-  second time. v1 moves them only if ``cpuset.memory_migrate`` is 1, which no runtime sets; otherwise existing
-  pages stay, and only new pages come from the new nodes. Page cache that is not mapped never moves. Adding
-  nodes moves nothing.
+  ``hugetlb.<size>.numa_stat``.
+* The counters contain the pages that are charged to the group: if another container read a page of a file
+  first, the page is charged to that container.
+* On v2 a change of ``cpuset.mems`` moves mapped pages during the write: 120 MB took 4 s in a virtual machine,
+  and 0.4 s the second time. v1 moves them only if ``cpuset.memory_migrate`` is 1, which no runtime sets;
+  otherwise existing pages stay, and only new pages come from the new nodes. Page cache that is not mapped
+  never moves. Adding nodes moves nothing.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class _Narrowing:
                     self.narrow(child, want, depth + 1, error)
             except CgroupError as error:
                 if error.errno != errno.ENOENT:
-                    raise  # ENOENT: the child has just been removed
+                    raise  # after ENOENT, which means that the child is gone, continue
         self._put(path, held | value, value)
 
     def _put(self, path: str, had: IdSet, value: IdSet) -> None:

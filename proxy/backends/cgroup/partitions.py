@@ -6,26 +6,26 @@ of load balancing as well. The kernel gives CPUs to a partition in one of two wa
 (Documentation/admin-guide/cgroup-v2.rst, "Cpuset Interface Files"; tried on 6.1 and 6.12):
 
 * *remote* (Linux 6.7): all groups above, except the root, name the CPUs in ``cpuset.cpus.exclusive``. They
-  may stay members, and their other CPUs are not affected. We use this way. * *local*: all groups above are
-  partition roots themselves and keep a CPU for their own tasks. On older kernels it is the only way. For a
-  container it would take nearly all CPUs away from the tasks outside of ``kubepods``, so we never turn a
-  group above into a partition. If the operator has done so, it works.
+  may stay members, and their other CPUs are not affected. We use this way.
+* *local*: all groups above are partition roots themselves and keep a CPU for their own tasks. On older
+  kernels it is the only way. For a container it would take nearly all CPUs away from the tasks outside of
+  ``kubepods``, so we never turn a group above into a partition. If the operator has done so, it works.
 
 The kernel's behaviour:
 
 * Every write of ``root`` is accepted; afterwards the file contains the result: ``root invalid (Parent is not
   a partition root)``. An invalid partition is harmful (6.12): the CPUs stay withheld from the groups above,
   and the next write of its list puts the group on the CPUs of all other groups. A write of ``member`` repairs
-  all of this, so an invalid partition is made a member at once, after the reason has been read. * If the
-  ``cpuset.cpus`` of a sibling has one of the CPUs, the partition becomes invalid, without a reason. If the
-  list of a sibling lies within an exclusive set, the write of that set is refused (EINVAL). Groups further
-  away do not matter: they only get fewer CPUs than their lists name.
+  all of this, so an invalid partition is made a member at once, after the reason has been read.
+* If the ``cpuset.cpus`` of a sibling has one of the CPUs, the partition becomes invalid, without a reason. If
+  the list of a sibling lies within an exclusive set, the write of that set is refused (EINVAL). Groups
+  further away do not matter: they only get fewer CPUs than their lists name.
 * If a list above is made smaller while a partition depends on it, the partition ends silently, or the kernel
   is left with CPUs that no group has. So lists above only grow while the partition exists; they are narrowed
-  from the bottom after it is a member again. * If a partition has its own exclusive set, that set decides its
-  CPUs: a write of ``cpuset.cpus`` by another program changes neither the partition nor the CPUs of its tasks.
-  So the exclusive set is written too. * The file signals changes by poll (``EPOLLPRI``); see
-  ``proxy.executor.partitions.sync``.
+  from the bottom after it is a member again.
+* If a partition has its own exclusive set, that set decides its CPUs: a write of ``cpuset.cpus`` by another
+  program changes neither the partition nor the CPUs of its tasks. So the exclusive set is written too.
+* The file signals changes by poll (``EPOLLPRI``); see ``proxy.executor.partitions.sync``.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ restoreState, and pkg/kubelet/cm/cpumanager/policy_static.go, validateState). It
 - under ``none`` nothing else: the default set is empty and there are no entries;
 - under ``static``: that the default set is not empty, that no entry overlaps it, that all entries and the
   default set together are the online CPUs, and that the CPUs that kubelet reserves are in the default set.
-  With the option ``strict-cpu-reservation`` the reserved CPUs are in neither the entries nor the default set,
-  and do not count among the online CPUs here.
+  With the option ``strict-cpu-reservation`` the reserved CPUs must be in neither the entries nor the default
+  set, which together are the other online CPUs.
 
 After that, kubelet writes the file from memory at each change and never reads it again. So a file that is
 written while kubelet runs is lost with kubelet's next write. kubelet's memory manager keeps

@@ -14,7 +14,7 @@ entries:
 
 A file does not contain its version: its version is the one whose text has the checksum. Reading never needs
 the checksum: a file that is being rewritten, or was edited, has ``version`` None, and the caller decides.
-Keys match in upper and lower case, as in Go.
+Keys match regardless of case, as in Go.
 
 The contents (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate) are only hints for us,
 and kubelet does not know when we read them: between two writes a CPU can be neither in the default set nor in

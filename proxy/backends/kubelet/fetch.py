@@ -193,8 +193,8 @@ def _security(settings: KubeletSettings) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=settings.ca_file or None)
     except OSError as error:
         raise ValueError(f"cannot use the certificates of {settings.ca_file}: {error}") from None
-    # Kubelet's certificates follow Go's rules. Newer versions of Python require more fields in them, and
-    # older versions require a root certificate.
+    # Kubelet's certificates follow Go's rules. Newer versions of Python check more, and older versions
+    # require a root certificate.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if settings.insecure:

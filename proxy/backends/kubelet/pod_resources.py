@@ -89,7 +89,7 @@ class PodResources:
             try:
                 answer = self.devices()
             except KubeletError:
-                # The last answer is used for a while, the longer this attempt took, the longer.
+                # The last answer is used for a while, which is longer if this attempt took longer.
                 ended = self._clock()
                 self._fresh_until = ended + min(PAUSE_FACTOR * (ended - now), FRESH_S)
                 raise

@@ -12,9 +12,9 @@ state is the result of all lines in their order; a compacted file has the state 
 Two kinds of damage are possible:
 
 * The end is unfinished or unreadable, and no valid line follows: the process crashed during a write. All
-  lines before the end are used. * A damaged line is followed by valid lines, a number is missing, or the
-  header is not ours: this is not the file that we wrote. It is not used at all, because a state with a gap
-  could give CPUs away twice.
+  lines before the end are used.
+* A damaged line is followed by valid lines, a number is missing, or the header is not ours: this is not the
+  file that we wrote. It is not used at all, because a state with a gap could give CPUs away twice.
 
 No content makes a batch fail. A lone surrogate, which UTF-8 cannot encode, is stored as text: the six
 characters of its escape, which every reader of this format accepts. If JSON cannot express a record, or the
