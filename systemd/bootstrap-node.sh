@@ -3,16 +3,17 @@
 #
 #   bootstrap-node.sh [SECONDS [OPTION...]]
 #
-# It waits until the runtime and kubelet run (kubelet does not before kubeadm has configured it), at most for SECONDS
-# (600). OPTIONs are those of "topoproxy attach", such as --timeout 300. The order at later starts of the node is in
-# topoproxy.service: after containerd, before kubelet.
-# TOPOPROXY_RUNTIME_UNIT and TOPOPROXY_KUBELET_UNIT name other units, on k3s both k3s.service.
+# It waits until the runtime and kubelet run (kubelet runs only after kubeadm has configured it), at most for SECONDS
+# (600). OPTIONs are those of "topoproxy attach", such as --timeout 300. At later starts of the node, topoproxy.service
+# sets the order: after containerd, before kubelet.
+# TOPOPROXY_RUNTIME_UNIT and TOPOPROXY_KUBELET_UNIT name other units; on k3s, both are k3s.service.
 set -eu
 left=${1:-600}
 [ $# -eq 0 ] || shift
 for unit in "${TOPOPROXY_RUNTIME_UNIT:-containerd.service}" "${TOPOPROXY_KUBELET_UNIT:-kubelet.service}"; do
     until error=$(systemctl is-active --quiet "$unit" 2>&1); do
-        # An error is printed where systemd does not answer, which may be for a moment where it runs (sd_booted(3)).
+        # An error is printed if systemd does not answer. A running systemd may not answer for a moment, so the
+        # directory decides whether it runs (sd_booted(3)).
         if [ -n "$error" ] && [ ! -d /run/systemd/system ]; then
             echo "bootstrap-node: cannot attach kubelet: systemd does not run: nothing is changed" >&2
             exit 1

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Bring the node on which this pod runs to a state: node.sh attached|installed|absent.
 #
-# It waits for its turn, changes the node, and releases the turn. Each step is repeatable. A step that fails is undone
-# as far as it was done here; then the script ends with 1, kubelet restarts the container later, and the turn stays with
-# this node: no other node is changed until it is repaired or the release is changed.
+# It waits for its turn, changes the node, and releases the turn. Each step is repeatable. If a step fails, the changes
+# that this script made are undone. Then the script ends with 1, kubelet restarts the container later, and the turn
+# stays with this node: no other node is changed until this one is repaired or the Helm release is changed.
 set -eu
 
 state=$1
@@ -24,8 +24,8 @@ case $state in absent | installed | attached) ;;
     ;;
 esac
 
-# A shell handles a signal only after the program in its foreground has ended: these run in the background. A signal
-# that arrives while one is started is handled once its process id is known.
+# A shell handles a signal only after the program in its foreground has ended, so these programs run in the background.
+# A signal that arrives while a program is started is handled once its process id is known.
 child='' holder='' starting='' stopping=''
 started() {
     starting=''
@@ -87,7 +87,7 @@ else
     exit 1
 fi
 
-# The state directory, as the configuration that is on the node says.
+# The state directory, according to the configuration on the node.
 state_dir() {
     found=$(host sh -c 'cat "$@" 2>/dev/null' sh /etc/topoproxy/config.yaml $drop_in |
         sed -n "s|^stateDir:[[:space:]]*[\"']\{0,1\}\(/[^\"'#[:space:]]*\).*|\1|p" | tail -n 1)
@@ -141,7 +141,7 @@ keep_package() {
     echo "$sum" | put "$keep/sum"
 }
 
-# set -e is not in effect in functions whose result is looked at: each step says what happens if it fails.
+# set -e is not in effect in functions whose result is tested: each step says what happens if it fails.
 configure() {
     if host test -f $drop_in; then host cp -p $drop_in $keep/drop-in || return 1; else host rm -f $keep/drop-in; fi
     if [ -s "$scripts/config.yaml" ]; then
@@ -163,15 +163,15 @@ replace_daemon() {
     host systemctl restart topoproxy.service
 }
 
-# A package that is installed replaces a daemon that runs. dpkg and rpm do not report where that failed: the process is
-# the same then. It is tried again, with the configuration that is in place now.
+# Installing a package replaces a running daemon. dpkg and rpm do not report if that failed, but the process is the same
+# then. The replacement is tried again, with the configuration that is in place now.
 replace_former() {
     [ "${changed:-no}" = yes ] && [ "${daemon:-0}" != 0 ] && [ "$(main_pid)" = "$daemon" ] || return 0
     say "the package has not replaced the daemon, which is tried again"
     replace_daemon
 }
 
-# A reload is refused (78) also where settings that need no restart are only valid together with some that do.
+# A reload is also refused (78) if settings that need no restart are only valid together with settings that need one.
 reload() {
     page=$(host topoproxy reload --json) && code=0 || code=$?
     case $code,$page in
@@ -188,11 +188,11 @@ reload() {
 }
 
 attach() {
-    # An attach that was cut off may have left no daemon: the next one starts it, which reads the configuration.
+    # An attach that was cut off may have left no daemon: the next attach starts it, and it reads the configuration.
     if [ "$(host cat "$(state_dir)/attach/state" 2>/dev/null)" = attached ]; then
         reload || return 1
     fi
-    # It undoes itself where kubelet's calls do not arrive. On an attached node it sets an endpoint that was reset.
+    # The attach undoes itself if kubelet's calls do not arrive. On an attached node it sets an endpoint that was reset.
     host topoproxy attach --yes --timeout "$ATTACH_TIMEOUT" || return 1
     host topoproxy status --wait-ready="${ATTACH_TIMEOUT}s" >/dev/null
 }
