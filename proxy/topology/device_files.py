@@ -1,9 +1,9 @@
-"""Decides which host paths may be a device with a location.
+"""Decides which host paths can be devices with a location.
 
 Most containers are given files below ``/dev`` or ``/sys`` that have no location: ``/dev/null``, ``/dev/shm``,
 the control node of a driver (``/dev/nvidiactl``), the cgroup tree. They are recognized here by name, without
 disk access. ``/dev`` and ``/sys`` themselves are not devices either: a (privileged) container that gets all
-of them is near to everything, and so to nothing.
+devices is near all of them, so they say nothing about its location.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _IN_SYSFS = re.compile(
 
 
 def below(path: str, directory: str) -> str | None:
-    """Return the part of a path below a directory (``/dev``), without dots; None where it is not below it."""
+    """Return the part of a path below a directory (``/dev``), without dots; None if it is elsewhere."""
     plain = "/" + posixpath.normpath("/" + path).lstrip("/")
     return plain[len(directory) + 1 :] if plain.startswith(directory + "/") else None
 
 
 def device_path(path: str) -> str | None:
-    """Return a host path that may be a device, or a directory of devices, with a location.
+    """Return a host path if it can be a device, or a directory of devices, with a location.
 
     Returns:
-        The path, without dots, below ``/dev`` or ``/sys``; None where its name shows that it has no location.
+        The path, without dots, below ``/dev`` or ``/sys``; None if its name shows that it has no location.
     """
     name = below(path, "/dev")
     if name is not None:
@@ -49,7 +49,7 @@ def device_path(path: str) -> str | None:
 def device_file(path: str) -> str | None:
     """Return ``device_path``, with ``/run/nvidia/driver/dev/nvidia0`` treated as ``/dev/nvidia0``.
 
-    A driver that is installed by a container has a ``/dev`` of its own, with the same names in it.
+    A driver that a container installed has its own ``/dev``, with the same names in it.
     """
     _, dev, name = path.rpartition("/dev/")
     is_host_path = below(path, "/dev") is not None or below(path, "/sys") is not None
