@@ -36,11 +36,12 @@ _Clear: TypeAlias = Literal[Presence.CLEAR]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What is to change for another container that exists.
+    """The changes for another container, which exists already.
 
     Attributes:
         cpus: As ``Adjustment.cpus``.
-        cpu_period, cpu_quota, cpu_shares, memory_limit, memory_swap_limit, oom_score_adj, unified: As there.
+        cpu_period, cpu_quota, cpu_shares, memory_limit, memory_swap_limit, oom_score_adj, unified: As in
+            ``Adjustment``.
     """
 
     cpus: CpuSet | _None = LEAVE
@@ -60,20 +61,20 @@ class Adjustment:
 
     Attributes:
         cpus: The CPUs of the container: some of ``Decision.allowed``. They narrow what the engine has
-            decided, for as long as the container lives. ``CLEAR``: what the client requested does not count.
+            decided, for as long as the container lives. ``CLEAR``: the client's request is ignored.
         mems: Its memory nodes: some of ``Decision.allowed_mems``.
         cpu_period, cpu_quota: Microseconds; quota -1 for no limit.
         cpu_shares: Relative weight, from 2.
         memory_limit, memory_swap_limit: Bytes.
         oom_score_adj: -1000 to 1000.
-        unified: Files of cgroup v2, such as ``memory.high``, and what is written into them.
+        unified: Files of cgroup v2, such as ``memory.high``, and the values to write into them.
         annotations, labels: Of the pod in RunPodSandbox, of the container elsewhere.
         envs: Variables of the environment.
-        devices, mounts: Path in the container to what is there.
-        cgroup_parent: The pod's cgroup, in RunPodSandbox; later it is too late.
-        updates: Runtime's id of another container to what is to change for it.
+        devices, mounts: Path in the container to the device or the mount.
+        cgroup_parent: The pod's cgroup, in RunPodSandbox; it cannot be changed later.
+        updates: Runtime's id of another container to the changes for it.
 
-    Each point lists the fields that it takes: what the CRI cannot change there is refused.
+    Each point lists the fields that it takes. A field that the CRI cannot change there is refused.
     """
 
     cpus: CpuSet | _None = LEAVE
@@ -113,7 +114,7 @@ class Veto:
     """A refusal: the call is answered with FAILED_PRECONDITION, the hook's name, and the reason.
 
     Attributes:
-        reason: For the reader of the pod's event.
+        reason: The reason that users read in the pod's event.
     """
 
     reason: str
@@ -124,6 +125,6 @@ Answer: TypeAlias = Adjustment | Veto | None
 FIELDS: Final = tuple(item.name for item in fields(Adjustment))
 """All fields of an adjustment."""
 MAPS: Final = frozenset(("unified", "annotations", "labels", "envs", "devices", "mounts", "updates"))
-"""Those whose keys are owned individually."""
+"""The fields whose keys are owned individually."""
 NOTHING: Final = Adjustment()
 """An adjustment that sets no field."""

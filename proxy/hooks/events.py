@@ -8,7 +8,8 @@ Points *before* a call (``pre_``) hold it until all their hooks have answered or
 adjustment and may be vetoed. Points *after* a call (``post_``) run alongside it, and only if the call
 succeeded; Koordinator's runtime proxy ignores the result of its PostStopPodSandbox hooks and runs them also
 for a failed call (Koordinator v1.8.0 pkg/runtimeproxy/server/cri/criserver.go, InterceptRuntimeRequest).
-Points that *validate* receive what all hooks together want before any of it is applied, and may only veto.
+Points that *validate* receive the merged answers of all hooks before any of them is applied, and may only
+veto.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ VALIDATES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point on the way of a call at which hooks are called.
+    """A point during a call at which hooks are called.
 
     Attributes:
         TAKES: Fields of an adjustment that can be changed here.
@@ -103,12 +104,12 @@ _RESOURCES = frozenset(
 class PreRunPodSandbox(Point):
     """A pod's sandbox is about to be created; no placement has been decided for the pod.
 
-    Labels and annotations that a hook sets here count as if the pod had them: a QoS class, CPUs that a
-    scheduler would have assigned. A cgroup parent is also used for the pod's containers.
+    Labels and annotations that a hook sets here count as if the pod had them, for example a QoS class, or
+    CPUs that a scheduler would have assigned. A cgroup parent is also used for the pod's containers.
 
     Attributes:
         pod: The pod, which has no id yet.
-        resources: The sum of what the pod's containers request, where kubelet sends it.
+        resources: The sum of the pod's containers' requests, if kubelet sends it.
     """
 
     TAKES: ClassVar = frozenset(("annotations", "labels", "cgroup_parent", "updates"))
@@ -283,7 +284,7 @@ class PreRemoveContainer(Point):
 
 @dataclass(frozen=True, slots=True)
 class PostRemoveContainer(Point):
-    """A container has been removed. Sent once, also when it disappeared without a call.
+    """A container has been removed. Sent once, even if it disappeared without a call.
 
     Attributes:
         pod: The container's pod.
@@ -333,7 +334,7 @@ class PreRemovePodSandbox(Point):
 
 @dataclass(frozen=True, slots=True)
 class PostRemovePodSandbox(Point):
-    """A pod's sandbox has been removed. Sent once, also when it disappeared without a call.
+    """A pod's sandbox has been removed. Sent once, even if it disappeared without a call.
 
     Attributes:
         pod: The pod, as it was.

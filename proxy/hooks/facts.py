@@ -2,7 +2,7 @@
 
 QoS classes are Koordinator's: LSE (latency-sensitive exclusive), LSR (latency-sensitive reserved), LS
 (latency-sensitive), BE (best effort) and SYSTEM. Maps and lists of a request may be read from the message
-lazily, so hand them on or copy them, and rely only on what ``Mapping`` and ``Sequence`` promise.
+lazily, so pass them on or copy them, and rely only on the methods of ``Mapping`` and ``Sequence``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Device:
 
     Attributes:
         container_path, host_path: Absolute paths.
-        permissions: What of ``r``, ``w`` and ``m`` (mknod) the container may do.
+        permissions: Which of ``r``, ``w`` and ``m`` (mknod) the container may do.
     """
 
     container_path: str
@@ -116,15 +116,15 @@ class ContainerFacts:
         id: The runtime's id; empty until CreateContainer has been answered.
         name, attempt: As kubelet sends them.
         phase: ``creating``, ``created``, ``starting``, ``running`` or ``exited``.
-        image: As the request names it; empty where it is not known any more.
+        image: As the request names it; empty if it is not known any more.
         labels, annotations: Of the container.
         envs: Its environment, in order. Bytes that are not UTF-8 are lone surrogates (``surrogateescape``).
         command, args: What it runs; empty for the image's own.
         mounts, devices, cdi_devices: What it has been given.
-        resources: What the client requests. Of a container that exists, all that was ever requested.
+        resources: The client's request. For a container that exists, all requests so far, merged.
 
-    After a restart of the daemon envs, command, args, mounts and devices of containers that were created
-    before are empty: the runtime's lists do not carry them.
+    After a restart of the daemon, the envs, command, args, mounts and devices of containers that existed
+    before it are empty, because the runtime's lists do not contain them.
     """
 
     id: str = ""
@@ -152,10 +152,10 @@ class Decision:
         pool: ``own``, ``shared``, ``be`` or ``system``: where its CPUs are taken from.
         cpus: The CPUs that it runs on now.
         own: Its exclusive CPUs; empty unless ``pool`` is ``own``.
-        mems: Its NUMA nodes for memory; None where the engine leaves them.
+        mems: Its NUMA nodes for memory; None if the engine does not set them.
         unlimited: Its CFS quota is off.
         reasons: Why, in sentences.
-        allowed: CPUs that a hook may choose from: what the container has if no hook narrows it. Where the
+        allowed: CPUs that a hook may choose from: the container's CPUs if no hook narrows them. If the
             configuration lets hooks reassign exclusive CPUs, all online CPUs except reserved ones.
         allowed_mems: NUMA nodes that a hook may choose from.
     """
@@ -194,7 +194,7 @@ class Running:
     Attributes:
         pod: Its pod.
         container: The container.
-        decision: What it has.
+        decision: Its placement.
     """
 
     pod: PodFacts

@@ -1,12 +1,13 @@
 """Child processes that a hook creates with ``os.fork``.
 
-Such a child is a copy of the daemon: one thread, the hook's, and all open descriptors. Left alone it keeps
-the daemon's lock and its connections, so the next daemon cannot start and kubelet waits for answers that
-never come; it takes wake-ups from the event loop, with which it shares an epoll instance; and where the hook
-returns, it continues as if it were the daemon.
+Such a child is a copy of the daemon: one thread, the hook's, and all open descriptors. If nothing is done
+about it, the child does harm in three ways. It keeps the daemon's lock and its connections, so the next
+daemon cannot start and kubelet waits for answers that never come. It takes wake-ups from the event loop, with
+which it shares an epoll instance. And when the hook returns, the child continues as if it were the daemon.
 
-So descriptors that it must not share are closed in it at once: sockets, epoll instances and the like, and
-locked files. The child ends where it leaves the hook's code. Pipes and files stay open: children write there.
+So the child closes at once the descriptors that it must not share: sockets, epoll instances and similar ones,
+and locked files. It ends when it leaves the hook's code. Pipes and other files stay open, because children
+write to them.
 
 Programs started with ``subprocess`` are not affected: they do not inherit the daemon's descriptors.
 """
@@ -22,7 +23,7 @@ _SHARED = ("socket:", "anon_inode:")
 
 
 class _Here:
-    """What is known of this process: which thread may fork, and whether it is a child of a hook."""
+    """The state of this process: whether a hook's thread forks, and whether it is a hook's child."""
 
     watched = False
     by_hook = False
@@ -37,7 +38,7 @@ def watch() -> None:
 
 
 def leave() -> None:
-    """End the process if it is a child; to be called where a hook's code has ended."""
+    """End the process if it is a child; called when a hook's code has ended."""
     if _Here.child:
         os._exit(0)
 

@@ -13,10 +13,10 @@ from proxy.hooks.slot_init import slot_init
 from proxy.model.admission import EVERYWHERE, Namespaces
 
 TIMEOUT_S = 0.5
-"""The default of how long a hook may take for one answer."""
+"""The default timeout of one answer, in seconds."""
 LONGEST_S = 100.0
-"""The longest that may be configured, and the most that all hooks of one call have together: kubelet gives a
-call two minutes."""
+"""The longest timeout that may be configured, and the most time that all hooks of one call have together:
+kubelet waits two minutes for a call."""
 
 
 class HookFailurePolicy(enum.StrEnum):
@@ -32,18 +32,20 @@ class Hook:
 
     Attributes:
         name: The file's name without its ending: ``10-quota``, ``koordlet``. Hooks are called in this order.
-        source: Where it came from, for messages: a path, or a path and a socket.
-        handlers: Point to what answers. A handler is called in a thread, or awaited on the hooks' own loop if
-            it is a coroutine function. It should answer an ``Answer``; any other value is rejected.
+        source: Its origin, for messages: a path, or a path and a socket.
+        handlers: Point to the function that answers. A handler is called in a thread, or awaited on the
+            hooks' own loop if it is a coroutine function. It should answer an ``Answer``; any other value is
+            rejected.
         policy: What happens to a call when it fails.
         timeout: Seconds for one answer.
-        remote: It is a server: a traceback does not help, and exceptions are its gRPC errors.
+        remote: It is a server: exceptions are its gRPC errors, and a traceback does not help.
         echoes: It receives the fields that hooks before it have set (Koordinator's servers do: they answer
             with everything that they received): its handlers are called with the event and the adjustment so
             far.
         pure: It only computes, may be called twice, and is called on the event loop itself.
         skip: Decides by a pod's labels whether the hook is not called for this pod.
-        skip_in: Namespaces in which ``skip`` counts; otherwise any author of a pod could hide it from a hook.
+        skip_in: Namespaces in which ``skip`` counts. Without that limit any author of a pod could hide it
+            from a hook.
     """
 
     name: str
@@ -64,10 +66,10 @@ class Outcome:
     """The combined result of all hooks of a point.
 
     Attributes:
-        adjustment: What they want together.
+        adjustment: The merged changes that they request.
         owners: Field to the hook that has set it; maps by key: ``envs[NAME]``, ``updates[id].cpus``.
         refusal: Why the call is refused, with the hook's name; empty if it continues.
-        firm: Some of it was set by a hook without which the call must not continue (policy Fail).
+        firm: Some of its fields were set by a hook without which the call must not continue (policy Fail).
     """
 
     adjustment: Adjustment = NOTHING
@@ -81,7 +83,7 @@ AS_IT_IS = Outcome()
 
 
 class Answers(Protocol):
-    """Outcome of a call, now or later: what ``HookCaller.call_hooks`` gives."""
+    """The outcome of a call, now or later; returned by ``HookCaller.call_hooks``."""
 
     outcome: Outcome | None
 
@@ -97,17 +99,17 @@ class _NoAnswers:
 
 
 NO_ANSWERS: Answers = _NoAnswers()
-"""The answers at a point without hooks, and where hooks could not be called."""
+"""The answers at a point without hooks, or if hooks could not be called."""
 
 
 class HookCaller(Protocol):
     """The interface that calls hooks; all methods are called on the event loop's thread."""
 
     points: frozenset[str]
-    """Points that some hook handles now; changes as hooks come and go."""
+    """Points that a hook handles now; changes when hooks are added or removed."""
 
     def call_hooks(self, event: Point) -> Answers:
-        """Call all hooks of an event's point. ``outcome`` is available at once where all were quick."""
+        """Call all hooks of an event's point. ``outcome`` is available at once if all were quick."""
 
     def notify(self, event: Point) -> None:
         """Send an event to all hooks of its point in the background, and apply their updates."""

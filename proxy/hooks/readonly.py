@@ -1,8 +1,8 @@
 """Read-only events, as the daemon sends them, for tests and dry runs.
 
 In the daemon the maps of an event are read from messages, are immutable, and have only the methods of
-``Mapping``. A hook that changes one, joins two with ``|`` or passes one to ``json.dumps`` must fail in a test
-already, not first on a node.
+``Mapping``. A hook that changes one, joins two with ``|`` or passes one to ``json.dumps`` must fail in a
+test, not on a node.
 """
 
 from __future__ import annotations

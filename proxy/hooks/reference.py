@@ -1,11 +1,11 @@
 """The reference of hook points, made from the dataclasses: docs/hook-points.md.
 
-Pure: gives the text and reads nothing but the classes, so the page says what the code says. ``make
-hook-points`` writes it, ``topoproxy hooks points`` prints it, and a test holds the committed file to it.
+Pure: it returns the text and reads only the classes, so the page agrees with the code. ``make hook-points``
+writes it, ``topoproxy hooks points`` prints it, and a test compares the committed file with it.
 
 A docstring of a dataclass is prose, then a section ``Attributes:`` with one entry for one or several fields
 (``cpu_period, cpu_quota: Microseconds; ...``), then perhaps more prose. A field that no entry names is an
-error: so the generated page is complete.
+error, so the generated page is complete.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _ENTRY = re.compile(r"((?:\w+, )*\w+): (.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class DocumentedFields:
-    """One entry: the fields that it is about, their types as written, and what it says of them."""
+    """One entry: the fields that it describes, their types as written, and the description."""
 
     names: tuple[str, ...]
     types: tuple[str, ...]
@@ -93,7 +93,7 @@ def documented(cls: type) -> Documented:
     """Parse a dataclass's docstring.
 
     Raises:
-        ValueError: A field is not documented, something is documented that is no field, or there is no prose.
+        ValueError: A field is not documented, an entry names no field, or there is no prose.
     """
     before, _, rest = inspect.cleandoc(cls.__doc__ or "").partition("\nAttributes:\n")
     entries, after = _split(rest)
@@ -212,7 +212,7 @@ def _overview() -> Iterator[str]:
 
 
 def short_answer(point: type[Point]) -> str:
-    """Describe in a few words what a point takes."""
+    """Describe in a few words the answers that a point takes."""
     kinds = ["adjustment"] if point.TAKES - {"updates"} else []
     kinds += ["updates"] if "updates" in point.TAKES else []
     kinds += ["veto"] if point.VETO else []
@@ -220,7 +220,7 @@ def short_answer(point: type[Point]) -> str:
 
 
 def answers_at(point: type[Point]) -> str:
-    """Describe all that a point takes, in the order of ``Adjustment``, and whether it may be refused."""
+    """Describe the fields that a point takes, in the order of ``Adjustment``, and whether it takes a veto."""
     taken = [f"`{name}`" for name in FIELDS if name in point.TAKES]
     veto = "may be vetoed" if point.VETO else "cannot be vetoed"
     message = f"**Takes** {', '.join(taken)}" if taken else "**Takes** nothing"
@@ -271,12 +271,12 @@ def _links(names: Sequence[str]) -> str:
 
 
 def _linked(name: str) -> str:
-    """Show a type's name, as a link where this page has a section for it."""
+    """Show a type's name, as a link if this page has a section for it."""
     points = {point.__name__: key for key, point in POINTS.items()}
     anchor = points.get(name, name.lower())
     return f"[`{name}`](#{anchor})" if name in _SECTIONS else f"`{name}`"
 
 
 def _text(text: str) -> str:
-    """Turn a docstring's marks into Markdown's, and keep it in one cell of a table."""
+    """Convert a docstring's markup to Markdown, and keep it in one cell of a table."""
     return text.replace("``", "`").replace("|", "\\|")

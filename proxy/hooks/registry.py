@@ -1,15 +1,15 @@
 """The registry of a node's hooks: files that appear, change and disappear while the daemon runs.
 
 The directories are scanned periodically (inotify would be cheaper but is not enough: directories that are
-created later, links to elsewhere, network file systems). Each changed file is loaded by its own task, so one
-that hangs does not delay others::
+created later, links to elsewhere, network file systems). Each changed file is loaded by its own task, so a
+file that hangs does not delay others::
 
     read -> load -> configure -> synchronize -> use -> shut down the previous version
 
 Until ``use`` the previous version is called; if a step fails the previous version stays in use, and the
-file's entry has the reason. A file that is being written is checked again shortly after. If the reason may
-disappear without a change of the file (the machine lacks a resource, or a file that the hook needs does not
-exist yet), loading is retried at growing intervals.
+file's entry contains the reason. A file that is being written is checked again shortly after. If the reason
+may disappear without a change of the file (the machine lacks a resource, or a file that the hook needs does
+not exist yet), loading is retried at growing intervals.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from proxy.model.errors import HookError
 from proxy.telemetry.port import Report, silent
 
 POLL_S: Final = 0.4
-"""Seconds between two scans; a changed file is to be in use within a second."""
+"""Seconds between two scans, so that a changed file is in use within a second."""
 SOON_S: Final = 0.1
 CPU_SHARE: Final = 0.05
-"""The most of one CPU that scans take: with thousands of files they are rarer."""
+"""The largest share of one CPU that scans take; with thousands of files scans are less frequent."""
 RETRY_DELAYS = Backoff(5.0, 300.0)
 """Seconds before a file that has failed is tried again."""
 REPORT_AFTER_S: Final = 2.0
@@ -77,7 +77,7 @@ class Handover:
         self._report_problem = report_problem
 
     async def configure(self, new: Version) -> None:
-        """Configure a hook, and send it the whole state, now or as soon as that is known.
+        """Configure a hook, and send it the whole state, now or as soon as the state is known.
 
         Raises:
             HookError: The hook cannot be configured.
@@ -157,7 +157,8 @@ class HookRegistry:
             report_success: Called with a message about a success.
             report_resolved: Called with the message and keys of a reported failure that is over.
             clock: Seconds.
-            marks: Records which files are being loaded (``loader.versions``); None: nowhere.
+            marks: The directory that records which files are being loaded (``loader.versions``); None: no
+                record.
         """
         self._config = config
         self._engine = engine
@@ -181,7 +182,7 @@ class HookRegistry:
 
     @property
     def entries(self) -> list[HookFileEntry]:
-        """The state of each file, by name; a file that another one masks comes last."""
+        """The state of each file, by name; files that are masked by another one come last."""
         entries = [self._entry(name, known) for name, known in self._known.items()]
         entries += [
             HookFileEntry(c.name, str(c.path), State.MASKED, f"{by} is used instead", server=c.server)
@@ -190,7 +191,7 @@ class HookRegistry:
         return sorted(entries, key=lambda entry: (entry.name, entry.state is State.MASKED))
 
     def reconfigure(self, config: HooksConfig) -> None:
-        """Use other directories and settings: affected hooks are loaded again, as changed files are."""
+        """Use other directories and settings: affected hooks are loaded again, like changed files."""
         self._config = self._maker.config = config
         self._reported.clear()
         self._wake.set()
@@ -213,7 +214,7 @@ class HookRegistry:
     async def scan_once(self, timeout: float = 2 * LOAD_S) -> None:
         """Scan, and wait until changed files are in use or have failed.
 
-        The scan waits for a file that was just written, not for one that is written continuously.
+        It waits for a file that was just written, but not for a file that is written continuously.
 
         Args:
             timeout: Seconds; a file that takes longer is loaded in the background.
@@ -244,7 +245,7 @@ class HookRegistry:
         await asyncio.to_thread(self._worker.close)
 
     async def _end_marks(self, names: list[str]) -> None:
-        """Remove the marks of files whose loading a stop interrupts: the daemon has not crashed."""
+        """Remove the marks of files whose loading a stop interrupts, because the daemon has not crashed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 for name in names:
@@ -285,10 +286,10 @@ class HookRegistry:
             self._report_problem("cannot use a hook", hook=name, err=error)
         known = self._known.get(name)
         if known is None or known.changing_since is None:
-            self._wake.set()  # the file may have changed meanwhile
+            self._wake.set()  # the file may have changed during the load
 
     async def _bring_in_turn(self, name: str, candidate: Candidate) -> None:
-        """Load a file: in parallel with others, or alone where the file may have ended the daemon."""
+        """Load a file: in parallel with others, or alone if the file may have ended the daemon before."""
         if await self._worker.run(self._marks.suspected, name):
             async with self._suspects:
                 await self._bring(name, candidate)
@@ -336,7 +337,7 @@ class HookRegistry:
         self._reported = {known for known in self._reported if known[:2] != (_CANNOT_LOAD, name)}
 
     async def _replace(self, name: str, new: Version | None) -> None:
-        """Use another version of a hook, or none, and shut the former version down."""
+        """Use another version of a hook, or none, and shut the previous version down."""
         old = self._in_use.pop(name, None)
         if new is not None:
             self._in_use[name] = new

@@ -9,10 +9,11 @@ next to them::
      "decision": {"pool": "own", "cpus": "2-3", "own": "2-3"}}
 
 CPUs and memory nodes are Linux lists such as ``0-3,8``. A machine is what ``topoproxy topology --json``
-prints, of which ``cpu_rows`` and ``numa.nodes`` are enough. In an adjustment a field that is not there is
-left, and ``null`` is ``CLEAR``, in maps too, as in a JSON merge patch (RFC 7396). What an event leaves out is
-taken from the default of the field; ``allowed`` and ``allowed_mems`` of a decision are its CPUs and nodes
-then, as the engine has it where hooks may not give owned CPUs away. What is wrong is refused with its path.
+prints, of which ``cpu_rows`` and ``numa.nodes`` are enough. In an adjustment, a missing field is
+left unchanged and ``null`` is ``CLEAR``, in maps too, as in a JSON merge patch (RFC 7396). In an event, a
+missing field gets its default. If ``allowed`` and ``allowed_mems`` of a decision are missing, they are its
+CPUs and nodes, as in the engine when hooks may not reassign exclusive CPUs. Invalid data is refused with its
+path.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def event_from(data: object) -> Point:
         data: An object with the key ``point`` and the fields of that point.
 
     Raises:
-        InputError: It is not an event, a key is unknown or missing, or a value has the wrong type; with the
-            path.
+        InputError: It is not an event, a key is unknown or missing, or a value has the wrong type; the text
+            has the path.
     """
     given = _object(data, "the event")
     name = given.get("point")
@@ -65,7 +66,8 @@ def event_from(data: object) -> Point:
 def event_to(event: Point) -> dict[str, Any]:
     """Return an event as plain data; ``event_from`` makes an equal one of it.
 
-    Settings of ``configure`` that are a dataclass become an object of its fields, and are that when read.
+    Settings of ``configure`` that are a dataclass become an object of its fields, and stay an object when
+    read back.
     """
     return {"point": event.NAME, **_fields(event)}
 
@@ -139,7 +141,7 @@ def _record(record: type, data: Mapping[str, object], path: str) -> Any:
 
 
 def _absent(kind: Any, path: str) -> Any:
-    """Make what was left out, if it can be made of nothing."""
+    """Return the default of a missing value, if its kind has one."""
     if dataclasses.is_dataclass(kind) and kind is not Machine:
         return _record(typing.cast("type", kind), {}, path)
     raise _bad(path, "it is missing")
@@ -162,7 +164,7 @@ def _read(kind: Any, value: object, path: str) -> Any:
 
 
 def _composed(kind: Any, value: object, path: str) -> Any:
-    """Read what is made of other kinds: maps, lists, and values that may be ``null``."""
+    """Read values that consist of other kinds: maps, lists, and values that may be ``null``."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Mapping:
         return {key: _read(parts[1], item, f"{path}[{key}]") for key, item in _object(value, path).items()}
@@ -193,7 +195,7 @@ def _machine(value: object, path: str) -> Machine:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """Return a dataclass's fields; of answers only what they say."""
+    """Return a dataclass's fields; of an answer only the fields that are set."""
     answer = isinstance(record, Adjustment | Update)
     written: dict[str, Any] = {}
     for field in dataclasses.fields(record):

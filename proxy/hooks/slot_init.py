@@ -1,8 +1,8 @@
 """A quicker ``__init__`` for frozen dataclasses with slots.
 
 The ``__init__`` that ``dataclass(frozen=True)`` makes sets each field with ``object.__setattr__``, which
-looks the field up by its name. One that calls the descriptors of the slots takes half as long. Each call of a
-hook makes half a dozen such values, which have fifty fields together.
+looks the field up by its name. An ``__init__`` that calls the descriptors of the slots takes half as long.
+Each call of a hook creates half a dozen such values, which have fifty fields together.
 """
 
 from __future__ import annotations

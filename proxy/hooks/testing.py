@@ -1,8 +1,8 @@
 '''Tests of hooks: load a file, make events, call it, check the outcome.
 
 A hook is called by the engine that the daemon has, so its deadline, the checks of its answer, conflicts with
-other hooks and its vetoes are the real ones. No daemon, no root and no cgroup is needed, and nothing is
-waited for longer than the hook's own time. A whole test::
+other hooks and its vetoes are the real ones. A test needs no daemon, no root and no cgroup, and waits no
+longer than the hook's own timeout. A whole test::
 
     >>> from pathlib import Path
     >>> from tempfile import mkdtemp
@@ -94,7 +94,7 @@ __all__ = [
 ]
 
 SPARE_S = 30.0
-"""A slow machine may take so much longer than the hooks' own times together."""
+"""On a slow machine a call may take this much longer than the sum of the hooks' own timeouts."""
 Hooks: TypeAlias = Loaded | Hook | Sequence[Loaded | Hook]
 
 
@@ -103,7 +103,7 @@ def load(path: Path | str, config: Mapping[str, Any] | None = None) -> Loaded:
 
     Args:
         path: The file; the hook gets its name.
-        config: What ``hooks.settings.NAME.config`` would contain.
+        config: The content of ``hooks.settings.NAME.config``.
 
     Raises:
         HookError: It is not a hook, or rejects this configuration; the text is that of the daemon's log.
@@ -161,7 +161,8 @@ def pod(**fields: Any) -> PodFacts:
 def container(**fields: Any) -> ContainerFacts:
     """Make a container that is about to be created, with the given fields replaced.
 
-    ``resources`` may be a mapping of what differs from the sample's. Give an ``id`` for one that exists.
+    ``resources`` may be a mapping of the fields that differ from the sample's. Set an ``id`` for a container
+    that exists.
     """
     resources = fields.get("resources")
     if isinstance(resources, Mapping):
@@ -183,11 +184,11 @@ def container(**fields: Any) -> ContainerFacts:
 def decision(
     pool: str = "own", cpus: str | CpuSet | None = None, mems: str | Mask | None = None, **fields: Any
 ) -> Decision:
-    """Make what the engine has decided.
+    """Make a decision of the engine.
 
     Args:
         pool: ``own``, ``shared``, ``be`` or ``system``.
-        cpus: Its CPUs, as a list such as ``2-5``; all of them are its own where the pool is ``own``.
+        cpus: Its CPUs, as a list such as ``2-5``; all of them are its own if the pool is ``own``.
         mems: Its memory nodes.
         fields: Other fields; ``allowed`` is ``cpus`` if it is not given, and ``allowed_mems`` is ``mems``.
     """
@@ -236,7 +237,7 @@ def running(
 
 
 def _fixed(value: Any) -> Any:
-    """Convert plain values to the immutable ones of a configuration that was read."""
+    """Convert plain values to immutable ones, as in a configuration that was read."""
     if isinstance(value, Mapping):
         return FrozenMapping({str(key): _fixed(entry) for key, entry in value.items()})
     return tuple(_fixed(entry) for entry in value) if isinstance(value, list | tuple) else value

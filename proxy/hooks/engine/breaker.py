@@ -1,12 +1,12 @@
 """A circuit breaker: a hook that failed several times in a row is not called for a while.
 
-Theory. *Closed*: every call is permitted, and consecutive failures are counted. At ``FAILURES`` of them the
-breaker *opens*: no call is permitted until a pause has passed. Then exactly one call is permitted as a probe;
-all others are still rejected. If the probe succeeds the breaker closes; if it fails the breaker opens again,
-for twice the pause, up to a maximum.
+Theory. *Closed*: every call is permitted, and consecutive failures are counted. After ``FAILURES`` failures
+the breaker *opens*: no call is permitted until a pause has passed. Then exactly one call is permitted as a
+probe; all others are still rejected. If the probe succeeds the breaker closes; if it fails the breaker opens
+again, for twice the pause, up to a maximum.
 
-Each permitted call holds a token. A call that began in an earlier state ends without effect, so an old
-failure that arrives late is not taken for the result of the probe.
+Each permitted call holds a token. The result of a call that began in an earlier state is ignored, so an old
+failure that arrives late is not mistaken for the result of the probe.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Breaker:
         return self._state
 
     def remaining(self, now: float) -> float:
-        """Return in how many seconds the next probe is permitted; 0 if at once."""
+        """Return the seconds until the next probe is permitted; 0 if it is permitted now."""
         return max(0.0, self._until - now) if self._until is not None else 0.0
 
     def succeeded(self, token: int) -> None:

@@ -1,7 +1,7 @@
 """Validation of a hook's answer at a point. Pure.
 
 The whole answer is checked and copied into plain values before any of it is used: a hook may answer with its
-own map types, which may return something else when they are read again. An invalid answer is refused with a
+own map types, which may return different values when they are read again. An invalid answer is refused with a
 sentence that names the field; the caller adds the hook's name.
 """
 
@@ -79,7 +79,7 @@ def taken(answer: object, event: Point) -> AnswerFields | Veto | None:
 
 
 def _fields_of(answer: Adjustment, event: Point) -> AnswerFields | None:
-    # Most answers set entries of maps alone: all other fields are compared at once.
+    # Most answers only set entries of maps, so all other fields are compared at once.
     if all(map(is_, _OF_SCALARS(answer), _NO_SCALARS)):
         fields = zip(_IN_MAPS, _OF_MAPS(answer), strict=True)
     else:

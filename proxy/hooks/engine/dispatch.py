@@ -1,17 +1,17 @@
 """Call the hooks of one event, one after the other, each within its deadline.
 
-Theory. A dispatch is at one hook at a time. Only the thread that owns its *ticket* may continue it. The
+Theory. A dispatch calls one hook at a time. Only the thread that owns its *ticket* may continue it. The
 ticket is a list with one item, and the thread that pops the item owns it. The thread that calls a hook pops
 it when the hook has answered and the answer is checked; the event loop pops it when the hook's deadline has
 passed. One of the two gets the item; the other finds the list empty and discards its result. So a dispatch
 needs no lock, and a late answer cannot be used.
 
 Hooks that are plain functions are called one after the other in one runner, coroutines on their own loops.
-When all hooks have answered, the validating hooks receive the merged answers. The outcome is set last, and
-once.
+When all hooks have answered, the validating hooks receive the merged answers. The outcome is set at the end,
+exactly once.
 
-The event loop waits briefly for hooks that were quick recently, then watches the dispatch with a timer, and
-is notified of the outcome through ``notify_outcome``. Each section below names the thread that runs it.
+The event loop blocks briefly for hooks that were quick recently, and then watches the dispatch with a timer.
+``notify_outcome`` notifies it of the outcome. Each section below names the thread that runs it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from proxy.hooks.events import POINTS, VALIDATES, Point
 from proxy.hooks.hook import LONGEST_S, HookFailurePolicy, Outcome
 
 INLINE_WAIT_S = 0.0003
-"""How long the loop blocks for hooks that have been quick lately."""
+"""How long the loop blocks for hooks that were quick recently."""
 SHORTEN_SWITCH_S = 0.005
 """After this time the interpreter's switch interval is shortened while a hook still runs."""
 SPARE_S = 0.1
-"""A server's own deadline equals ours and its error says more, so the call waits this much longer for it."""
+"""The client of a server has the same deadline and a better error, so the dispatch waits this much longer."""
 _LAST_S = 2.0
 _LEAST_S = 0.001
 
@@ -54,7 +54,7 @@ class DispatchStep(Enum):
 
 
 class CallHolder(Struct, frozen=True, eq=False):
-    """The hook that a dispatch is at, and the ticket to continue from there.
+    """The hook that a dispatch is calling, and the ticket to continue from there.
 
     Attributes:
         ticket: Has one item; the thread that pops it continues the dispatch.
@@ -95,8 +95,8 @@ class Dispatch:
             hook_slots: The hooks to call, in order.
             validators: The hooks that validate their merged answers.
             then: Called on the loop when there is an outcome.
-            always: Not 0: call the hooks even if their breakers are open, with at least this many seconds
-                each.
+            always: If not 0, call the hooks even if their breakers are open, and give each at least this many
+                seconds.
         """
         self._context = context
         self.event = event
@@ -187,7 +187,7 @@ class Dispatch:
         return self.outcome
 
     def notify_outcome(self) -> None:
-        """Notify the loop that there is an outcome, unless it is looking itself; from any thread."""
+        """Notify the loop that there is an outcome, unless it is checking already; from any thread."""
         done, self._done = self._done, None
         if done is not None:
             done.release()
@@ -400,7 +400,7 @@ class Dispatch:
         failure: HookFailure | None,
         start: float,
     ) -> None:
-        """Take an answer whose ticket is ours; that it is late may not have been detected yet."""
+        """Process an answer whose ticket is ours; the loop may not have detected yet that it is late."""
         now = self._context.clock()
         if now > held.deadline:
             answer, failure = None, self._timeout_failure(slots)

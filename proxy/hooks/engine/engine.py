@@ -7,8 +7,8 @@ hook has set, its whole answer is dropped or the call is refused, depending on i
 repeatedly is not called for a while (``breaker``).
 
 The engine itself runs on the event loop. Plain functions run in threads (``runners``), coroutines on their
-own loops (``event_loops``), so a hook can at worst take turns of the interpreter from others. Only hooks that
-declare that they are pure run on the loop, for milliseconds at most (``loop_interrupt``).
+own loops (``event_loops``), so the worst that a hook can do is to use interpreter time that others need.
+Only hooks that declare that they are pure run on the loop, for milliseconds at most (``loop_interrupt``).
 ``thread_interrupt`` lists what the engine cannot prevent.
 """
 
@@ -43,7 +43,7 @@ _EARLY = frozenset(
     for name in POINTS
     if name.startswith("post_") or name.endswith("_changed") or name == Synchronize.NAME
 )
-"""Points of what has happened, and of the whole state; an expected hook receives them before it is in use."""
+"""Points of past events and of the whole state; an expected hook receives them before it is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class HookEngine:
             self._update_points()
 
     def call_hooks(self, event: Point, at_least: float = 0.0) -> Answers:
-        """Call all hooks of an event's point. Its ``outcome`` is set at once where all were quick.
+        """Call all hooks of an event's point. Its ``outcome`` is set at once if all were quick.
 
         Args:
             event: The event.
@@ -204,7 +204,7 @@ class HookEngine:
                 self._notifier(hook).notify(event, FieldClaims())  # its previous version may answer the same
 
     def expect(self, hook: Hook) -> None:
-        """Notify a hook from now on that is not in use yet: it would miss the events until then."""
+        """Notify a hook that is not in use yet; otherwise it would miss the events until it is."""
         self._context.loop = asyncio.get_running_loop()
         if hook not in self._hooks:
             self._notifier(hook)
@@ -212,7 +212,7 @@ class HookEngine:
             self._update_points()
 
     def notify_one(self, hook: Hook, event: Point) -> Awaitable[str | None]:
-        """Send an event to one hook, also before and after it is in use, and even if its breaker is open.
+        """Send an event to one hook, even if it is not in use (yet or any more) or its breaker is open.
 
         After ``Synchronize`` the hook is expected (``expect``). After ``Shutdown`` it is forgotten, and
         events that still wait are dropped.
@@ -262,7 +262,7 @@ class HookEngine:
 
 
 def least_seconds(event: Point) -> float:
-    """Return how long a hook has for an event at least, whatever its timeout; 0 where only that counts."""
+    """Return the least time for an event, whatever the hook's timeout; 0 if only the timeout counts."""
     return ALONE_S if isinstance(event, Configure | Synchronize) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Failures of hooks: what they are, their text and traceback, and a rate-limited log of them.
+"""Failures of hooks: their kinds, their text and traceback, and a rate-limited log of them.
 
 A failure's text is one line; its traceback is cut to the hook's own frames, because the frames of the engine
 before it and of libraries after it do not help the hook's author. Values of variables are never written: they
@@ -41,13 +41,13 @@ _DOES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class HookFailure:
-    """Why there is no answer of a hook.
+    """Why a hook gave no answer.
 
     Attributes:
-        kind: ``error`` (an exception), ``answer`` (an invalid one), ``conflict``, ``timeout``, ``hangs`` (not
-            called, because earlier calls never returned), ``queue`` (its turn never came).
+        kind: ``error`` (an exception), ``answer`` (an invalid answer), ``conflict``, ``timeout``, ``hangs``
+            (not called, because earlier calls never returned), ``queue`` (its turn never came).
         text: One line.
-        trace: The traceback, cut; empty where there is none.
+        trace: The traceback, cut; empty if there is none.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class HookFailure:
 def failure_of(error: BaseException, hook: Hook) -> HookFailure:
     """Describe an exception of a hook.
 
-    Runs the exception's own ``__str__``, so it is called within the hook's time.
+    It runs the exception's own ``__str__``, so call it within the hook's time.
     """
     message = text_of(error)
     if isinstance(error, HookError) or hook.remote:

@@ -16,7 +16,7 @@ from proxy.hooks import forks
 from proxy.hooks.engine.thread_interrupt import OverdueError
 
 _END_S = 1.0
-"""How long tasks that are cancelled when a hook is removed have to end."""
+"""How long tasks have to end after they are cancelled because their hook is removed."""
 
 
 class LoopThread:

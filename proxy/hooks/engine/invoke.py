@@ -1,8 +1,8 @@
 """Calling one hook: the call, its checked answer, the merged answers so far, and cancelling an overdue hook.
 
 ``invoke`` and ``invoke_async`` run the hook's own code and never raise: whatever the hook does becomes an
-answer or a ``HookFailure``. ``MergedAnswers`` adds up the answers of one call. ``cancel`` stops a hook that
-is past its deadline, as far as that is possible (``thread_interrupt``, ``event_loops``).
+answer or a ``HookFailure``. ``MergedAnswers`` collects the answers of one call. ``cancel`` stops a hook that
+is past its deadline if that is possible (``thread_interrupt``, ``event_loops``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_INTERRUPTS = 24
 _REACH_S = 0.25
 
 Answered = tuple[AnswerFields | Veto | None, HookFailure | None]
-"""A hook's checked answer, and why there is none if the hook failed."""
+"""A hook's checked answer, and the failure if the hook failed."""
 
 
 class MergedAnswers:
@@ -147,7 +147,7 @@ class DispatchContext:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def post(self, what: Callable[..., None], *args: Any) -> None:
-        """Run something on the loop; nothing if the loop is closed, as no call waits there any more."""
+        """Run a function on the loop; do nothing if the loop is closed, because no call waits then."""
         if self.loop is None:
             return
         try:
@@ -171,7 +171,7 @@ class HookTask:
         return self.ended or self.loop_thread.has_exited
 
     def start(self, make: Callable[[], Coroutine[Any, Any, None]], back: Callable[[HookTask], None]) -> None:
-        """Start the coroutine; ``back`` is called at its end, also if it was cancelled before its first step.
+        """Start the coroutine; ``back`` is called at its end, even if it was cancelled before its first step.
 
         Raises:
             RuntimeError: Its loop is closed.
@@ -189,7 +189,7 @@ class HookTask:
 
 
 def cancel(context: DispatchContext, slots: HookSlots, where: Runner | HookTask) -> None:
-    """Stop an overdue hook where that is possible; runs on the loop."""
+    """Stop an overdue hook if that is possible; runs on the loop."""
     if isinstance(where, HookTask):
         where.loop_thread.cancel(where.tasks, where.cancel_reached)
         if context.loop is not None:

@@ -2,9 +2,9 @@
 
 Theory. Handing a call to another thread and waiting for it costs two switches, which on an idle machine are
 most of the cost of a hook. A hook that only computes can avoid that. But no hook may block the loop, so an
-interval timer (``setitimer(2)``) runs during the call: SIGALRM reaches the main thread wherever it is, asleep
-in a system call, waiting for a lock, or in a Python loop, and the handler raises there. The timer fires again
-until the function is left. Code that would catch the exception is rejected in such hooks (``contract``).
+interval timer (``setitimer(2)``) runs during the call. SIGALRM reaches the main thread whether it sleeps in a
+system call, waits for a lock, or is in a Python loop, and the handler raises there. The timer fires again
+until the function has ended. Code that would catch the exception is rejected in such hooks (``contract``).
 C code that does not check for signals cannot be interrupted; in a thread it would block others just as well.
 """
 
@@ -45,7 +45,7 @@ class Alarm:
             raise TooLongError
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Call a function; return its result, None if it was interrupted. Its exceptions pass through."""
+        """Call a function; return its result, or None if it was interrupted. Its exceptions pass through."""
         result, self.interrupted, self._inside = None, False, True
         try:
             signal.setitimer(signal.ITIMER_REAL, LIMIT_S, LIMIT_S)
@@ -65,7 +65,7 @@ class Alarm:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
     def _stop_timer(self) -> None:
-        """Stop the timer; it may fire until that has happened."""
+        """Stop the timer; it may still fire until the system call has returned."""
         stopped = False
         while not stopped:
             try:

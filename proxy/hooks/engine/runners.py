@@ -1,9 +1,9 @@
 """Threads that call hooks.
 
 Theory. A runner is a thread with a lock to sleep on: waking it and waiting for it costs two switches of
-threads, about twelve microseconds, where a turn of the event loop costs several times that. Runners are
-created on demand, and end when they were idle for a while. How many run at once is bounded by the number of
-places of each hook (``slots``).
+threads, about twelve microseconds; a turn of the event loop costs several times as much. Runners are created
+on demand, and end after they were idle for a while. The number of slots of each hook (``slots``) limits how
+many run at once.
 
 A runner whose hook is past its deadline is *abandoned*: its answer is discarded, and it gets no further
 jobs. ``thread_interrupt`` describes how it is interrupted, and when that is impossible.
@@ -18,7 +18,7 @@ from typing import Protocol
 from proxy.hooks.engine.thread_interrupt import OverdueError, SwitchInterval
 
 MOST_STUCK = 64
-"""Threads of all hooks that may hang before no hook is called any more."""
+"""If this many threads hang, counted over all hooks, no hook is called any more."""
 IDLE_S = 30.0
 """A runner that was idle for this long ends."""
 
@@ -117,12 +117,12 @@ class Runners:
 
     @property
     def alive(self) -> int:
-        """How many threads there are, without abandoned ones."""
+        """The number of threads, not counting abandoned ones."""
         return self._alive
 
     @property
     def stuck(self) -> int:
-        """How many are abandoned and have not returned."""
+        """The number of abandoned threads that have not returned."""
         return len(self._stuck)
 
     @property
@@ -169,7 +169,7 @@ class Runners:
                 self._stuck.discard(runner)
                 job.on_returned(runner)
             except OverdueError:
-                continue  # it was raised before the runner was seen to have returned
+                continue  # it was raised before we saw that the runner had returned
             return
 
     def ended(self) -> None:

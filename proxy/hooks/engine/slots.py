@@ -1,9 +1,9 @@
-"""The concurrency slots of one hook: how many calls of it run, whether it is called, and its statistics.
+"""The concurrency slots of one hook: how many of its calls run, whether it is called, and its statistics.
 
 ``MOST_CALLS`` calls of a hook run at once; further calls wait for a slot, without a thread. So a slow hook
-occupies as many threads as it has slots, and calls without this hook never wait for it. A call that is past
-its deadline releases its slot but counts as *overdue* until it returns; with ``MOST_OVERDUE`` overdue calls
-the hook is not called, even if its breaker permits it.
+occupies at most as many threads as it has slots, and calls without this hook never wait for it. A call that
+is past its deadline releases its slot but counts as *overdue* until it returns; with ``MOST_OVERDUE`` overdue
+calls the hook is not called, even if its breaker permits it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from proxy.hooks.hook import Hook
 MOST_CALLS = 8
 """Calls of one hook that run at once."""
 MOST_OVERDUE = 4
-"""Calls of one hook that may hang before the hook is not called any more."""
+"""If this many calls of one hook hang, the hook is not called any more."""
 MOST_INTERRUPTED = 3
 """A pure hook that was interrupted on the loop this many times is called in threads."""
 ANSWERS_UNTIL_FORGIVEN = 100
 """After this many quick answers in a row, a pure hook's interruptions do not count any more.
 
-The limit of a call on the loop is time of the clock: on a busy node the daemon itself may not run for longer,
-which interrupts a quick hook too.
+The limit of a call on the loop is wall-clock time. On a busy node the kernel may not run the daemon for
+longer than that, so a quick hook is interrupted too.
 """
 _NOT_COUNTED = frozenset(("conflict", "hangs", "queue", "open"))
 

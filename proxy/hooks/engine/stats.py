@@ -27,7 +27,7 @@ class HookReport:
         state: ``ok``; ``failing``: its last calls failed; ``open``: it is not called for a while;
             ``probing``: one call checks whether it works again; ``hangs``: it is not called until overdue
             calls return.
-        retry_in: Seconds until it is called again, where it is ``open``.
+        retry_in: Seconds until it is called again, if it is ``open``.
         calls: How often it was called.
         failures: How often it failed, by kind: ``error``, ``answer``, ``conflict``, ``timeout``, ``hangs``,
             ``queue``.
@@ -39,8 +39,8 @@ class HookReport:
         running: Calls in progress.
         hung: Calls that have not returned after their deadline.
         quiet: Log records that were dropped.
-        interrupted: Calls of a ``PURE`` hook that took too long on the loop, since it was last quick.
-        in_threads: True for a ``PURE`` hook that is called in threads because of them.
+        interrupted: Calls of a ``PURE`` hook that took too long on the loop since it was last quick.
+        in_threads: True for a ``PURE`` hook that is called in threads because of such interruptions.
         last_error: The text of the last failure; empty if there was none. ``last_trace`` is its traceback.
         last_error_at: Its time in seconds since the epoch; 0 if there was none.
         p50_s, max_s: Seconds of one answer: median of the last ones, and the longest ever.

@@ -1,7 +1,7 @@
 """Interrupting slow hooks: a shorter switch interval, and an exception after the deadline.
 
 A hook that spins in Python takes every other turn of the interpreter: a thread that wakes up waits up to the
-switch interval, 5 ms. So the interval is shortened while a hook takes long. Measured on two cores, the event
+switch interval, 5 ms. So the interval is shortened while a hook is slow. Measured on two cores, the event
 loop is late by 5 ms with one such hook and 15 ms with three at the default interval; by 0.3 and 0.8 ms
 with the short one.
 
@@ -12,9 +12,9 @@ exception between a lock's acquisition and the following ``try`` would leave the
 
 Limits. A thread in a C call (``time.sleep``, a read) gets the exception when the call returns. A thread in C
 code that keeps the interpreter lock (a regular expression that backtracks without end) stops the whole daemon
-until it is done; nothing in this process can prevent that. The same holds for ``os._exit`` and crashes in C
-code, for changes to the whole interpreter (``sys.setrecursionlimit``, signals, the working directory) and for
-memory that a hook allocates. Code that needs isolation from this belongs in a hook server.
+until it is done; nothing in this process can prevent that. Nor can it prevent ``os._exit`` and
+crashes in C code, changes to the whole interpreter (``sys.setrecursionlimit``, signals, the working
+directory), or the memory that a hook allocates. Code that needs isolation from this belongs in a hook server.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ class InterruptTarget(Protocol):
     ident: int
     """Its id, from ``threading.get_ident``; 0 until it runs."""
     has_returned: bool
-    """The hook's function has returned."""
+    """Whether the hook's function has returned."""
 
 
 class SwitchInterval:
-    """The interpreter's switch interval: short while a hook takes long, otherwise the default."""
+    """The interpreter's switch interval: short while a hook is slow, otherwise the default."""
 
     def __init__(self) -> None:
         self._slow: set[InterruptTarget] = set()
         self._lock = threading.Lock()
 
     def shorten(self, target: InterruptTarget) -> None:
-        """Shorten the interval while the hook in this thread takes long."""
+        """Shorten the interval while the hook in this thread is slow."""
         with self._lock:
             if not self._slow:
                 sys.setswitchinterval(_HURRIED_S)

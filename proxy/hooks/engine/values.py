@@ -31,7 +31,7 @@ NUMBERS: Final[dict[str, tuple[int, int]]] = {
 }
 """Field to its least and greatest value."""
 UNLIMITED: Final = frozenset(("cpu_quota", "memory_swap_limit"))
-"""Where -1 means no limit."""
+"""The fields in which -1 means no limit."""
 KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {
     "labels": ("io.kubernetes.",),
     "annotations": ("io.kubernetes.container.", "io.kubernetes.pod."),
@@ -39,7 +39,7 @@ KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {
 """Prefixes of keys that kubelet reads back from the runtime.
 
 See kubernetes v1.36 pkg/kubelet/kuberuntime/labels.go. If one of their values changes, kubelet assigns the
-container to another pod, or takes its pod for changed, and kills or restarts the container.
+container to another pod, or assumes that its pod has changed, and kills or restarts the container.
 """
 _FILE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _PROPAGATIONS: Final = ("private", "host_to_container", "bidirectional")

@@ -1,9 +1,9 @@
 """The CPUs of each container, tracked from the events that a hook receives.
 
 Theory. A container's CPUs are exact whenever an event about it arrives (create, start, update, synchronize).
-In between only the pools change. An owner is listed by its id. A container that had all of a pool still has
-all of it. A container that had a part of one (aligned to a NUMA node, narrowed by a hook) has the CPUs of
-that part that are still in the pool, or the whole pool if there are none.
+Between such events only the pools change. An owner is listed by its id. A container that had all of a pool
+still has all of it. A container that had a part of one (aligned to a NUMA node, narrowed by a hook) has the
+CPUs of that part that are still in the pool, or the whole pool if there are none.
 
 Pass it ``synchronize``, ``post_create_container``, ``post_start_container``,
 ``post_update_container_resources``, ``pools_changed``, ``post_stop_container`` and ``post_remove_container``.
@@ -36,8 +36,8 @@ class Member:
             uid, name, attempt: Its pod's uid; its own name and attempt.
             pool: As in ``Decision``.
             cpus: Its current CPUs; ``own`` are the exclusive ones among them.
-            mems: Its NUMA nodes for memory, None for any.
-            part: The part of its pool that it had; None where it had all of it.
+            mems: Its NUMA nodes for memory; None for any.
+            part: The part of its pool that it had; None if it had all of it.
     """
 
     uid: str
@@ -121,6 +121,6 @@ def _moved(member: Member, own: CpuSet | None, pool: CpuSet | None, shared: CpuS
         part = member.part & pool if member.part is not None else None
         return replace(member, cpus=part or pool, own=CpuSet())
     if own is not None and own != member.own:
-        shared_now = member.cpus - member.own if member.own else CpuSet()  # without any it shares meanwhile
+        shared_now = member.cpus - member.own if member.own else CpuSet()  # without own CPUs it shares
         return replace(member, cpus=shared_now | own or shared, own=own)
     return member

@@ -35,7 +35,7 @@ def crio_settings(annotations: Mapping[str, str]) -> tuple[CrioSettings, list[st
     """Read a pod's annotations.
 
     Returns:
-        What it requests, and what of it cannot be applied, in sentences.
+        The requested settings, and sentences about those that cannot be applied.
     """
     problems: list[str] = []
     values = {key.removesuffix(SUFFIX): value for key, value in annotations.items() if key.endswith(SUFFIX)}

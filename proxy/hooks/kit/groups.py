@@ -6,9 +6,9 @@ containers: they have their own quotas. The pod's group disappears with the pod,
 
 On cgroup v1 ``cpuset.sched_load_balance`` of a group controls whether the scheduler balances among its CPUs,
 and a CPU is balanced as long as any group with that CPU enables it (cpusets(7)). Disabling it for a container
-alone has no effect while its ancestors are balanced, and those are not a hook's to change: disabling the root
-would leave everything that is in no other group without balancing. On v2 the equivalent is a partition, which
-the engine makes (``apply.partitions: isolated``).
+alone has no effect while its ancestors are balanced, and a hook must not change those: if the root group were
+disabled, everything that is in no other group would be without balancing. On v2 the equivalent is a
+partition, which the engine makes (``apply.partitions: isolated``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Hierarchy:
 
 
 def hierarchy(cgroup_root: Path, controller: str) -> Hierarchy:
-    """Find the hierarchy of ``cpu`` or ``cpuset`` below where cgroups are mounted.
+    """Find the hierarchy of ``cpu`` or ``cpuset`` below the directory where cgroups are mounted.
 
     Raises:
         HookError: There is none at the usual places.
@@ -51,7 +51,7 @@ def hierarchy(cgroup_root: Path, controller: str) -> Hierarchy:
 
 
 def open_quota(cgroup_root: Path, pod: PodFacts, put: Put = put) -> bool:
-    """Remove the CFS quota of a pod's group; False where it has none or there is no group of its own.
+    """Remove the CFS quota of a pod's group; False if it has no quota or the pod has no group of its own.
 
     Raises:
         HookError: The group cannot be read or written.
@@ -105,7 +105,7 @@ unbalance = disable_load_balancing
 
 
 def _pod_group(tree: Hierarchy, pod: PodFacts) -> Path | None:
-    """Return the group that is this pod's alone: one that kubelet has called by its uid."""
+    """Return the group that is this pod's alone: one that kubelet has named by its uid."""
     path = parent_path(pod.cgroup_parent)
     if not path or not pod.uid:
         return None

@@ -1,16 +1,17 @@
 """Moving interrupts off CPUs: ``/proc/irq/*/smp_affinity_list`` and ``/proc/irq/default_smp_affinity``.
 
-Theory. The kernel may deliver an interrupt to any CPU of its affinity. It is kept off CPUs by taking them out
-of that; where no online CPU would be left, it may go to all online CPUs but those: the kernel refuses an
-affinity without one (kernel/irq/proc.c, write_irq_affinity and default_affinity_write). Interrupts that come
-later (a driver is loaded, a queue is opened) start with the default affinity, so that is narrowed as well,
-and what such an interrupt gets, once the CPUs are free again, is the original default.
+Theory. The kernel may deliver an interrupt to any CPU of its affinity. To keep it off CPUs, they are removed
+from its affinity. If no online CPU would be left, the affinity becomes all other online CPUs, because the
+kernel refuses an affinity without an online CPU (kernel/irq/proc.c, write_irq_affinity and
+default_affinity_write). Interrupts that appear later (a driver is loaded, a queue is opened) start with the
+default affinity, so that is narrowed as well. Once the CPUs are free again, such an interrupt gets the
+original default.
 
 Interrupts that cannot be moved: those whose affinity the kernel manages itself (queues of many NVMe and
-network drivers; a write fails with EIO), and per-CPU ones (timers, which are not in the list).
+network drivers; a write fails with EIO), and per-CPU interrupts (timers, which are not in the list).
 
-Several hooks may want CPUs kept clear. They claim them under their names, and interrupts stay off all that is
-claimed; a state file holds the original values. irqbalance, where it runs, moves interrupts on its own: it
+Several hooks may want CPUs kept clear. Each claims them under its own name, and interrupts stay off all
+claimed CPUs; a state file holds the original values. irqbalance, if it runs, moves interrupts on its own: it
 has to be configured separately (``IRQBALANCE_BANNED_CPULIST``).
 """
 
@@ -39,7 +40,7 @@ class MovedIrqs:
 
     Attributes:
         written: Interrupts (and the default) that were written.
-        stay: Interrupts that the kernel does not let move.
+        stay: Interrupts that the kernel does not permit to move.
     """
 
     written: int = 0
@@ -64,7 +65,7 @@ class Irqs:
         self._lock = threading.Lock()
 
     def claim(self, name: str, cpus: CpuSet, online: CpuSet) -> MovedIrqs:
-        """Keep interrupts off CPUs from now on, instead of those that were claimed under that name before.
+        """Keep interrupts off CPUs from now on, instead of those claimed under that name before.
 
         Args:
             name: The name of the claim.
@@ -89,7 +90,7 @@ class Irqs:
             return _result_of(held)
 
     def _wanted_values(self, banned: CpuSet, online: CpuSet) -> dict[Path, str]:
-        """Return the content of files while CPUs are banned; files that keep their own are left out."""
+        """Return the values of files while CPUs are banned; files that keep their own value are left out."""
         files = self._files()
         self._take_over(files)
         wanted_values: dict[Path, str] = {}
@@ -159,7 +160,7 @@ def _text(file: Path) -> str | None:
 
 
 def _parsed(file: Path, text: str | None) -> CpuSet:
-    """Read what a file holds; nothing where that cannot be read."""
+    """Parse the content of a file; return an empty set if it cannot be parsed."""
     with contextlib.suppress(ValueError):
         if text:
             return CpuSet.parse(text) if file.name == "smp_affinity_list" else mask_from(text)
@@ -167,7 +168,7 @@ def _parsed(file: Path, text: str | None) -> CpuSet:
 
 
 def _result_of(held: AppliedSettings) -> MovedIrqs:
-    """Count written and refused files; single refusals are normal, a refusal of all is an error.
+    """Count written and refused files; some refusals are normal, but the refusal of all files is an error.
 
     Raises:
         HookError: The files cannot be written.

@@ -3,10 +3,10 @@
 Theory. Three values of each file are known: the current one, the one that we have written (if any), and its
 *own* value from before. If the current value is the one that we have written, the remembered own value
 counts; otherwise another process has written since, and its value is the own value from then on. So restoring
-never undoes what another process has set meanwhile.
+never undoes a value that another process has set in between.
 
-The own values are stored in a file, which is written before the kernel's files are, with both the previous
-value and the next one as ours: a crash in between loses nothing. The file belongs below ``/run``: a reboot
+The own values are stored in a file before the kernel's files are written. It records both our previous value
+and our next one as ours, so a crash in between loses nothing. The file belongs below ``/run``: a reboot
 resets the kernel's files as well.
 """
 
@@ -32,8 +32,9 @@ class AppliedSettings:
     """The result of one ``KernelSettings.apply``.
 
     Attributes:
-        written: Files that were written, those given back too.
-        refused: File to the kernel's error, where it did not take the value; it holds what it held.
+        written: Files that were written, including those whose own value was restored.
+        refused: File to the kernel's error, if the kernel refused the value; the file keeps its previous
+            value.
     """
 
     written: tuple[Path, ...] = ()
@@ -41,10 +42,10 @@ class AppliedSettings:
 
 
 def put(path: Path, value: str) -> None:
-    """Write a file of the kernel, which has to be there.
+    """Write a file of the kernel, which must exist.
 
     Raises:
-        OSError: As the kernel refuses.
+        OSError: The kernel refuses the value.
     """
     handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
     try:
@@ -57,7 +58,7 @@ class KernelSettings:
     """Files that are set for a while. Calls from several threads wait for each other.
 
     Args:
-        state: The file that stores the own values; its directory is made.
+        state: The file that stores the own values; its directory is created.
         put: Writes a file.
     """
 
@@ -66,11 +67,11 @@ class KernelSettings:
         self._put = put
         self._lock = threading.RLock()
         self._known = _load(state)
-        """File to its own value and those that may be ours."""
+        """File to its own value and the values that may be ours."""
         self._saved = dict(self._known)
 
     def own(self, path: Path) -> str | None:
-        """Return the own value of a file; None where it cannot be read."""
+        """Return the own value of a file; None if it cannot be read."""
         with self._lock:
             return self._own(path)[0]
 
@@ -104,7 +105,7 @@ class KernelSettings:
             return AppliedSettings(tuple(written), refused)
 
     def _own(self, path: Path) -> tuple[str | None, str | None]:
-        """Return a file's own value, and what it holds."""
+        """Return a file's own value and its current one."""
         try:
             now = path.read_text().strip()
         except (OSError, ValueError):
@@ -113,7 +114,7 @@ class KernelSettings:
         return (own if now in ours else now), now
 
     def _plan(self, wanted_values: Mapping[Path, str]) -> dict[Path, str]:
-        """Return what is to be written, and remember the own values of files that are not to hold them."""
+        """Return the values to write, and remember the own values of files that will hold other values."""
         plan: dict[Path, str] = {}
         for path in {**dict.fromkeys(map(Path, self._known)), **dict.fromkeys(wanted_values)}:
             own, now = self._own(path)
@@ -150,7 +151,7 @@ class KernelSettings:
 
 
 def _load(state: Path) -> dict[str, tuple[str, ...]]:
-    """Read the stored values; empty where there are no valid ones."""
+    """Read the stored values; empty if there are no valid ones."""
     try:
         with state.open("rb") as stream:
             data = json.loads(stream.read(SIZE_LIMIT))

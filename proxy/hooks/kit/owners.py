@@ -27,10 +27,10 @@ PodSettings = TypeVar("PodSettings")
 
 
 class OwnerTracker(Generic[PodSettings]):
-    """Containers that own CPUs and whose pods request something of the hook.
+    """Containers that own CPUs and whose pods request settings from the hook.
 
     Args:
-        settings: Returns what a pod requests; None for nothing.
+        settings: Returns the settings that a pod requests; None if it requests none.
     """
 
     def __init__(self, settings: Callable[[PodFacts], PodSettings | None]) -> None:
@@ -68,7 +68,7 @@ class OwnerTracker(Generic[PodSettings]):
             self._owners[container_id] = (own, settings)
 
     def _follow(self, event: PoolsChanged) -> None:
-        """Update the CPUs of owners. One that is not listed may be newer than the event."""
+        """Update the CPUs of owners. An owner that is not listed may be newer than the event."""
         for container_id, (own, settings) in self._owners.items():
             now = event.after.owners.get(container_id, own & event.after.owned)
             self._owners[container_id] = (now, settings)
@@ -79,7 +79,7 @@ class OwnerTracker(Generic[PodSettings]):
         return self._online
 
     def cpus(self, chosen: Callable[[PodSettings, CpuSet], CpuSet] = lambda _, own: own) -> CpuSet:
-        """Return the CPUs of all together, or what is chosen of each one's."""
+        """Return the CPUs of all owners together; ``chosen`` may select only some CPUs of each."""
         with self._lock:
             total = CpuSet()
             for own, settings in self._owners.values():
@@ -87,7 +87,7 @@ class OwnerTracker(Generic[PodSettings]):
             return total
 
     def all(self) -> tuple[tuple[CpuSet, PodSettings], ...]:
-        """Return the CPUs of each owner, and what its pod requests."""
+        """Return the CPUs of each owner, and the settings that its pod requests."""
         with self._lock:
             return tuple(self._owners.values())
 

@@ -1,9 +1,9 @@
 """Idle states and frequency governors of CPUs while a container owns them.
 
 The kernel's files (``/sys/devices/system/cpu/cpuN``): ``power/pm_qos_resume_latency_us`` holds the longest
-time to wake up, 0 for no limit and ``n/a`` for none at all; ``cpufreq/scaling_governor`` one of those that
-``scaling_available_governors`` lists. The directory ``cpufreq`` of CPUs in one frequency domain is a link to
-the same policy.
+time to wake up, 0 for no limit and ``n/a`` for no latency at all. ``cpufreq/scaling_governor`` holds one of
+the governors that ``scaling_available_governors`` lists. The directory ``cpufreq`` of CPUs in one frequency
+domain is a link to the same policy.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from proxy.model.idset import CpuSet
 
 
 class Power:
-    """Settings of a machine's CPUs that are made for owners and given back.
+    """Settings of a machine's CPUs that are applied for owners and restored afterwards.
 
     Args:
-        sysfs: Where the kernel describes the hardware: ``/sys``.
+        sysfs: The directory where the kernel describes the hardware: ``/sys``.
         state: The file that stores the own values.
         put: Writes a file of the kernel.
     """

@@ -1,1 +1,1 @@
-"""Hooks that are Python files: which files count, their permissions, reading, loading, their settings."""
+"""Hooks that are Python files: which files count, permissions, reading, loading, and their settings."""

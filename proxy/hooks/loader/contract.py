@@ -34,7 +34,7 @@ class Contract:
 
     Attributes:
         handlers: Point to function.
-        settings: What ``Settings`` makes of the configuration; None if there is none.
+        settings: An instance of the file's ``Settings``, made from the configuration; None if it has none.
         timeout: ``TIMEOUT``, seconds; None if it is not set.
         policy: ``FAILURE_POLICY``; None if it is not set.
         pure: ``PURE``.
@@ -52,11 +52,11 @@ def contract_of(module: ModuleType, given: Mapping[str, Any] | None, where: str)
 
     Args:
         module: A file that was run.
-        given: What is configured for it.
-        where: The path of that, for messages.
+        given: The hook's own configuration.
+        where: The path of that configuration, for messages.
 
     Raises:
-        HookError: What is missing; the cause alone.
+        HookError: A definition is missing or invalid; the text is only the cause.
     """
     check_version(vars(module))
     handlers = _handlers(module)
@@ -69,7 +69,7 @@ def check_version(names: Mapping[str, Any]) -> None:
     """Check ``API_VERSION`` among the names that a hook file defines.
 
     Raises:
-        HookError: It is missing, or is not supported; the cause alone.
+        HookError: It is missing or not supported; the text is only the cause.
     """
     supported = " or ".join(map(str, SUPPORTED))
     if "API_VERSION" not in names:
@@ -176,10 +176,10 @@ def check_purity(source: bytes) -> None:
     """Check whether the functions of a file may be called on the loop.
 
     Args:
-        source: Its text, which has been run.
+        source: The file's text, which has been run already.
 
     Raises:
-        HookError: It contains what a pure file must not contain; the cause alone.
+        HookError: It contains code that a pure file must not contain; the text is only the cause.
     """
     for node in ast.walk(ast.parse(source)):
         what = _FORBIDDEN_NODES.get(type(node)) or _other(node)

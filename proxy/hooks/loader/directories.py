@@ -1,9 +1,9 @@
 """Which hook files count: names, masks, links to /dev/null; checked twice a second, so it must be cheap.
 
 A file in the first directory takes precedence over one of the same name in the second, whatever is in it.
-Files that are not hook files by name or type (dot-files, directories, sockets, editor backups) are ignored.
-Of server files every entry counts whose name ends with ``json`` and that is not a directory (Koordinator
-v1.8.0 pkg/runtimeproxy/config/config_manager.go, collectAllConfigs).
+Files that by name or type are not hook files (dot-files, directories, sockets, editor backups) are ignored.
+In the directory of server files, every entry counts that is not a directory and whose name ends with ``json``
+(Koordinator v1.8.0 pkg/runtimeproxy/config/config_manager.go, collectAllConfigs).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class HookFileEntry:
         name: The hook's name.
         path: The file.
         state: Its state.
-        error: Why it is not in use, or not in use as it is now; empty if it is.
-        points: What the version in use handles, sorted.
-        policy: ``Fail`` or ``Ignore``; empty where no version is in use.
-        timeout: Seconds for one answer; 0 where no version is in use.
-        server: It names a server; else it is Python.
+        error: Why the file, or its present content, is not in use; empty if it is in use.
+        points: The points that the version in use handles, sorted.
+        policy: ``Fail`` or ``Ignore``; empty if no version is in use.
+        timeout: Seconds for one answer; 0 if no version is in use.
+        server: It names a server; otherwise it is Python.
     """
 
     name: str
@@ -70,12 +70,12 @@ class Candidate:
 
     Attributes:
         name: The hook's name.
-        path: Where it is.
-        server: It names a server; else it is Python.
+        path: Its path.
+        server: It names a server; otherwise it is Python.
         null: It is a link to /dev/null.
         distrust: Why it cannot be trusted, and the remedy; empty if it can.
         cause: Why it cannot be examined; empty if it can.
-        signature: Differs as soon as anything else may be in it.
+        signature: Changes whenever its content may have changed.
     """
 
     name: str
@@ -93,9 +93,9 @@ class Survey:
 
     Attributes:
         candidates: By name, in order.
-        masked: Files that do not count, and the one that is taken instead.
-        ignored_files: Sentences about ignored files that were perhaps meant as hooks.
-        unreadable: Directories of which nothing is known now.
+        masked: Files that do not count, and the file that takes precedence.
+        ignored_files: Sentences about ignored files that were perhaps intended as hooks.
+        unreadable: Directories whose content is unknown now.
         cpu_seconds: The CPU time that it took.
     """
 
@@ -141,7 +141,7 @@ def alone(path: Path) -> Candidate:
 
 
 def _put(found: Survey, candidate: Candidate) -> None:
-    """Add a file, unless a file of that name was added.
+    """Add a file, unless a file of that name was added before.
 
     A user with write access to an untrusted directory could mask a hook that forbids something, so such files
     do not take precedence.
@@ -194,7 +194,7 @@ def _servers(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate
 
 
 def _is_text(name: str) -> bool:
-    """Return whether the name of a file is UTF-8: it is in metrics and in answers."""
+    """Return whether the name of a file is UTF-8: metrics and answers contain it."""
     return name.isascii() or os.fsencode(name).decode(errors="ignore") == name
 
 
@@ -213,11 +213,11 @@ def _names(directory: Path, unreadable: set[Path], ignored_files: list[str]) -> 
 
 
 def _examine(path: Path, name: str, trust: Trust, *, server: bool) -> Candidate | None:
-    """Examine an entry; None where it is nothing that could be read."""
+    """Examine an entry; return None if it is nothing that could be read."""
     try:
         own = os.lstat(path)
         link = os.readlink(path) if stat.S_ISLNK(own.st_mode) else ""  # noqa: PTH115 - texts
-    except OSError:  # it has gone meanwhile
+    except OSError:  # it has just disappeared
         return None
     try:
         status = path.stat() if link else own

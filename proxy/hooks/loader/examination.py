@@ -1,4 +1,4 @@
-"""Examination of single hook files without a daemon: in this process, in a child process, or by the text."""
+"""Examination of single hook files without a daemon: in this process, in a child process, or by text."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Examined:
 
 
 def checked_apart(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]:
-    """Do what ``checked`` does in a child process: a file may end the process that loads it.
+    """Call ``checked`` in a child process, because a file may end the process that loads it.
 
     What the file prints goes to standard error.
 
     Args:
         path: The file.
-        config: What is configured for hooks.
-        trusted: Only root may have written it.
+        config: The configuration of hooks.
+        trusted: Refuse a file that a user other than root could have written.
     """
     sys.stdout.flush()
     reading, writing = os.pipe()
@@ -63,7 +63,7 @@ def checked_apart(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str
 
 
 def _check_and_end(writing: int, path: Path, config: HooksConfig, *, trusted: bool) -> NoReturn:
-    """Write what was found to a pipe as a line of JSON, and end the child process."""
+    """Write the result to a pipe as a line of JSON, and end the child process."""
     try:
         page = json.dumps(checked(path, config, trusted=trusted))
         with os.fdopen(writing, "w") as stream:
@@ -71,7 +71,7 @@ def _check_and_end(writing: int, path: Path, config: HooksConfig, *, trusted: bo
     except Exception as error:  # noqa: BLE001  the parent reports that the child has failed
         print(f"topoproxy: internal error: {type(error).__name__}: {error}", file=sys.stderr)
     finally:
-        sys.stdout.flush()  # what the file has printed
+        sys.stdout.flush()  # the output of the file
         os._exit(1)
 
 
@@ -80,12 +80,12 @@ def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]
 
     Args:
         path: The file.
-        config: What is configured for hooks.
-        trusted: Only root may have written it.
+        config: The configuration of hooks.
+        trusted: Refuse a file that a user other than root could have written.
 
     Returns:
-        ``path``, ``name``, ``state``, ``error`` (empty if it is valid), and of a valid one ``points``,
-        ``policy``, ``timeout`` and ``settings``.
+        ``path``, ``name``, ``state``, ``error`` (empty if the file is valid) and ``settings``; for a valid
+        hook also ``points``, ``policy`` and ``timeout``.
     """
     page: dict[str, Any] = {"path": str(path), "name": "", "state": "broken", "error": "", "settings": []}
     try:
@@ -105,8 +105,8 @@ def examined(candidate: Candidate, config: HooksConfig, *, trusted: bool = True)
 
     Args:
         candidate: The file.
-        config: What is configured for hooks.
-        trusted: Only root may have written it.
+        config: The configuration of hooks.
+        trusted: Refuse a file that a user other than root could have written.
     """
     entry = HookFileEntry(candidate.name, str(candidate.path), State.DISABLED, server=candidate.server)
     try:
@@ -126,7 +126,7 @@ def examined(candidate: Candidate, config: HooksConfig, *, trusted: bool = True)
 
 
 def _loaded(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Loaded | None:
-    """Make a hook of a file; None where the file disables hooks of its name.
+    """Make a hook of a file; return None if the file disables hooks of its name, or names the daemon itself.
 
     Raises:
         HookError: It cannot be used.
@@ -155,7 +155,7 @@ def _loaded(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Load
 
 
 def _settings(loaded: Loaded) -> list[dict[str, str]]:
-    """Return what can be set for a hook, and what is."""
+    """Return the settings that a hook has, and their values."""
     if loaded.settings is None:
         return []
     return [
@@ -179,14 +179,15 @@ def _value(value: Any) -> str:
 
 
 def static_error(path: Path, data: bytes) -> str:
-    """Return why a hook file cannot be used, as far as its text alone shows it; nothing of it is run.
+    """Return why a hook file cannot be used, if its text alone shows it; none of its code is run.
 
     Args:
         path: The file.
         data: Its text.
 
     Returns:
-        A syntax error, or an ``API_VERSION`` that is written as a literal and is not supported; else nothing.
+        A syntax error, or an ``API_VERSION`` that is written as a literal and is not supported; otherwise
+        empty.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -207,6 +208,6 @@ def static_error(path: Path, data: bytes) -> str:
             except HookError as error:
                 return str(error)
             except (ValueError, TypeError, RecursionError):
-                return ""  # what it is shows only when it is run
+                return ""  # its value is known only after it is run
             return ""
     return ""

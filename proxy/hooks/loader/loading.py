@@ -1,12 +1,13 @@
 """Loading a hook file: from its text to a hook.
 
-A file is run in a separate thread, with a deadline: a file that hangs delays nothing else. Its thread cannot
-be ended from outside while it waits in C; it keeps running, at most one for each version of a file. The
-module of a file has a name that no import statement can name, and is in ``sys.modules`` only as long as that
-version is in use. Nothing is written next to the file, and nothing of its directory can be
-imported.
+A file is run in a separate thread, with a deadline: a file that hangs delays nothing else. While that
+thread waits in C code it cannot be ended and keeps running; there is at most one such thread for each version
+of a file. The module of a file has a name that no import statement can use, and it is in ``sys.modules`` only
+as long as that version is in use. Nothing is written next to the file, and the files in its directory cannot
+be imported.
 
-A name that is nearly a hook point's is refused: a handler that is never called is worse than one that fails.
+A function whose name is almost that of a hook point is refused: a handler that is never called is worse than
+one that fails.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Loaded:
         hook: The hook, as the engine calls it.
         settings: The configuration as an object of the file's ``Settings``; None if the file has no such
             class.
-        module: The module that the file has become; None for a server.
+        module: The module made of the file; None for a server.
         source: The text of the file.
     """
 
@@ -56,13 +57,13 @@ class Loaded:
     source: bytes = b""
 
     def show_lines(self) -> None:
-        """Make tracebacks show lines of this version, also after the file has changed."""
+        """Make tracebacks show the lines of this version, even after the file has changed."""
         if self.module is not None:
             lines = self.source.decode("utf-8", "replace").splitlines(keepends=True)
             linecache.cache[self.hook.source] = (len(self.source), None, lines, self.hook.source)
 
     def unload(self) -> None:
-        """Remove the module from ``sys.modules``; code of it that runs continues."""
+        """Remove the module from ``sys.modules``; its running code continues."""
         if self.module is not None:
             sys.modules.pop(self.module.__name__, None)
 
@@ -72,7 +73,7 @@ def load(name: str, path: Path, data: bytes, config: HooksConfig, deadline: floa
 
     Args:
         name: The hook's name.
-        path: Where its text came from.
+        path: The file that the text was read from.
         data: The text.
         config: The configuration of hooks.
         deadline: Seconds.
@@ -94,7 +95,7 @@ def load_file(path: Path, config: HooksConfig | None = None, *, trusted: bool = 
     Args:
         path: The file; its name is not checked.
         config: The configuration of hooks; None for the defaults.
-        trusted: Only root may have written it.
+        trusted: Refuse a file that a user other than root could have written.
 
     Raises:
         HookError: It cannot be read, cannot be trusted, or is no hook.
@@ -152,7 +153,7 @@ class LoadAttempt:
 def _refusal(path: Path, error: BaseException) -> HookError:
     cause = str(error) if isinstance(error, HookError) else describe(error, str(path))
     refused = HookError(f"cannot load hook {path}: {cause}")
-    refused.__cause__ = error.with_traceback(None)  # frames would keep all of the module
+    refused.__cause__ = error.with_traceback(None)  # its frames would keep the whole module in memory
     return refused
 
 
@@ -161,7 +162,8 @@ def _loaded(name: str, path: Path, data: bytes, config: HooksConfig) -> Loaded:
     module.__file__, module.__package__ = str(path), ""
     sys.modules[module.__name__] = module  # dataclasses and type hints look their module up
     try:
-        # Annotations and such are the file's own business, not of this module.
+        # The file decides how its annotations are evaluated: this module's ``__future__`` imports do not
+        # apply.
         code = compile(data, str(path), "exec", dont_inherit=True)
         exec(code, vars(module))  # noqa: S102 - this is what hooks are
         hook_settings = config.settings.get(name, _NONE)
@@ -188,7 +190,7 @@ _LONGEST_REASON = 300
 
 
 def describe(error: BaseException, path: str) -> str:
-    """Format an exception in one line: its type, its message, and the last line of a file in its trace."""
+    """Format an exception in one line: its type, its message, and the last line of the file in its trace."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
     line = _line(error.__traceback__, path)
@@ -215,6 +217,6 @@ def _line(traceback: TracebackType | None, path: str) -> int:
 
 
 def inject(thread: threading.Thread, error: type[BaseException]) -> None:
-    """Raise an exception in a thread, as soon as it runs Python; nothing happens where it has ended."""
+    """Raise an exception in a thread as soon as it runs Python; do nothing if the thread has ended."""
     if thread.ident is not None and thread.is_alive():
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))

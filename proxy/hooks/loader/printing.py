@@ -1,4 +1,4 @@
-"""Keeps what hook files print out of the output of a command."""
+"""Keeps the output of hook files out of the output of a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STDOUT, STDERR = 1, 2
 
 @contextmanager
 def printing_to_stderr() -> Iterator[None]:
-    """Redirect standard output to standard error, also that of programs that hooks start."""
+    """Redirect standard output to standard error, including that of programs that hooks start."""
     own, kept = sys.stdout, os.dup(STDOUT)
     own.flush()
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123  a stream

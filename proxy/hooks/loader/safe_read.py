@@ -1,9 +1,9 @@
-"""Reading a file that other processes write: never half, and never another file than the checked one.
+"""Reading a file that other processes write: never half of it, and no other file than the checked one.
 
 A file that is being written looks like any other. Three signs reveal a writer: the inode changed just now;
 a process has the file open for writing, which a read lease detects (fcntl(2), F_SETLEASE: it is granted only
 if there is no writer, and a new writer then waits until it is released); the file changed during the read. In
-each case it is read later. On file systems without leases the other two signs count.
+each case the file is read later. On file systems without leases only the other two signs count.
 
 Everything is done on one descriptor, so the checked file is the one that is read.
 """
@@ -41,7 +41,7 @@ class Content:
 
     Attributes:
         data: All of it.
-        version: Equal for the same content of the same file, if it has not been written again.
+        version: Equal if the same file has the same content and was not written in between.
     """
 
     data: bytes
@@ -53,8 +53,8 @@ def read(path: Path, what: str = "hook", *, trusted: bool = True) -> Content:
 
     Args:
         path: The file, or a link to it.
-        what: What to call it in messages.
-        trusted: Only root may have written it.
+        what: The word for the file in messages.
+        trusted: Refuse a file that a user other than root could have written.
 
     Raises:
         FileBeingWrittenError: It is being written; try again shortly.
@@ -75,10 +75,10 @@ def read(path: Path, what: str = "hook", *, trusted: bool = True) -> Content:
 
 
 def read_stable(path: Path, what: str = "hook", *, trusted: bool = True, timeout_s: float = 2.0) -> Content:
-    """As ``read``, and wait a while for a file that is being written.
+    """Do what ``read`` does, but wait a while for a file that is being written.
 
     Raises:
-        HookError: Also: it is still being written.
+        HookError: As for ``read``, or the file is still being written.
     """
     until = time.monotonic() + timeout_s
     while True:
@@ -116,7 +116,7 @@ def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Conten
     age = time.time() - before.st_ctime
     if -_AHEAD_S < age < SETTLED_S:
         raise FileBeingWrittenError("it was written a moment ago")
-    if age <= -_AHEAD_S:  # the clock was set back: watch it instead
+    if age <= -_AHEAD_S:  # the clock was set back: watch the file instead
         time.sleep(SETTLED_S)
     with _only_root_writes(descriptor):
         data = _all(descriptor, before.st_size)
@@ -163,4 +163,4 @@ def _only_root_writes(descriptor: int) -> Iterator[None]:
 
 
 class UntrustedError(HookError):
-    """Another user than root could have written it."""
+    """A user other than root could have written the file."""

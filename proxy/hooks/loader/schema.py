@@ -1,7 +1,7 @@
 """A hook's own settings: the dataclass ``Settings`` in its file defines what may be configured.
 
-Its fields are keys of ``hooks.settings.NAME.config``; a field without a default must be there, and
-``metadata={"help": "..."}`` explains it. What the types mean::
+Its fields are keys of ``hooks.settings.NAME.config``; a field without a default must be set, and
+``metadata={"help": "..."}`` explains it. The types::
 
     bool, int, float, str             as YAML has them; a whole number is a float, too
     list[str], tuple[str, ...]        a list of strings; and so of int and float
@@ -41,11 +41,11 @@ class Key:
 
     Attributes:
         name: Its name.
-        wants: What a good value is, as text.
-        default: What holds where it is not given; meaningless where it is ``required``.
+        wants: A description of the valid values.
+        default: The value if it is not given; meaningless if it is ``required``.
         required: It must be given.
-        help: What it means, in the hook's words.
-        read: Plain value to the field's; raises ValueError with the cause.
+        help: Its meaning, in the hook's words.
+        read: Converts the plain value to the field's value; raises ValueError with the cause.
     """
 
     name: str
@@ -60,10 +60,10 @@ def keys_of(settings: Any) -> list[Key]:
     """Read what a hook's ``Settings`` declares.
 
     Args:
-        settings: What the file calls ``Settings``.
+        settings: The file's ``Settings``.
 
     Raises:
-        HookError: It is not a dataclass, or the type of a field is not supported; the cause alone.
+        HookError: It is not a dataclass, or the type of a field is not supported; the text is only the cause.
     """
     if not isinstance(settings, type) or not dataclasses.is_dataclass(settings):
         raise HookError("Settings is not a dataclass: put @dataclass above it")
@@ -78,15 +78,15 @@ def settings_of(settings: Any, given: Mapping[str, Any] | None, where: str) -> A
     """Make a hook's settings from the configuration.
 
     Args:
-        settings: What the file calls ``Settings``; None if there is nothing of that name.
-        given: Plain values by key; None where nothing is configured.
+        settings: The file's ``Settings``; None if it has none.
+        given: Plain values by key; None if nothing is configured.
         where: The path of these keys, for messages: ``hooks.settings.10-x.config``.
 
     Returns:
-        An instance of ``settings``; None where the hook has none.
+        An instance of ``settings``; None if the hook has none.
 
     Raises:
-        HookError: All that is wrong, with paths; the cause alone.
+        HookError: All errors, with paths; the text is only the cause.
     """
     if settings is None:
         if given:
@@ -199,7 +199,7 @@ def _several(kind: type, many: str, make: Callable[[list[Any]], Any]) -> tuple[s
 
     def read(value: Any) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise ValueError(f"must be a list of {many}, not {_described(value)}")  # noqa: TRY004 - a fault of the file
+            raise ValueError(f"must be a list of {many}, not {_described(value)}")  # noqa: TRY004 - bad input
         return make([_inner(f"[{at}]", read_value, entry) for at, entry in enumerate(value)])
 
     return f"a list of {many}", read
@@ -210,7 +210,7 @@ def _pairs(kind: type, many: str) -> tuple[str, Callable[[Any], Any]]:
 
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise ValueError(f"must be keys with {many}, not {_described(value)}")  # noqa: TRY004 - a fault of the file
+            raise ValueError(f"must be keys with {many}, not {_described(value)}")  # noqa: TRY004 - bad input
         return {str(name): _inner(f"[{name}]", read_value, entry) for name, entry in value.items()}
 
     return f"keys with {many}", read

@@ -2,9 +2,10 @@
 
 Theory. A hook shares the process. One that ends it (``os._exit``, a crash in C code) while it is loaded,
 configured or synchronized would do so again at each start, and the node would have no runtime. So the state
-directory has a mark for as long as a file is being loaded. A file whose content was marked at two crashes is
-left out. Two, because the daemon may have been killed for another reason at that moment, and files are loaded
-in parallel: a file with a mark at a start is *suspected* and loaded alone, so a second crash has one cause.
+directory contains a mark as long as a file is being loaded. A file whose content was marked at two crashes is
+left out. One crash is not enough, because the daemon may have been killed for another reason at that moment.
+Files are loaded in parallel, so a file that has a mark at a start is *suspected* and loaded alone: a second
+crash then has only one possible cause.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from proxy.model.errors import HookError
 from proxy.telemetry.port import Report
 
 CRASH_LIMIT: Final = 2
-"""A content with which the daemon has crashed so often is not loaded any more."""
+"""After this many crashes with the same content, the file is not loaded any more."""
 
 
 class CrashingHookError(HookError):
-    """The daemon has crashed while a file was brought into use."""
+    """The daemon has crashed while this file was being brought into use."""
 
 
 class CrashMarks:
@@ -41,7 +42,7 @@ class CrashMarks:
         """Prepare; no mark is written yet.
 
         Args:
-            directory: The directory of the marks; made with the first one. None: no marks are written.
+            directory: The directory of the marks, created with the first mark. None: no marks are written.
         """
         self._directory = directory
 
@@ -154,7 +155,7 @@ class VersionBuilder:
         return Version(await self._load(name, path, content.data), path, version)
 
     def _settings(self, name: str) -> tuple[object, ...]:
-        """Return the configuration of a hook; where it changes, the hook is another version."""
+        """Return the configuration of a hook; if it changes, the hook counts as another version."""
         config = self.config
         users, label, where = config.server_users, config.skip_label, config.skip_namespaces
         return config.settings.get(name), config.timeout, config.policy, users, label, where

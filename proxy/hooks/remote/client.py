@@ -1,19 +1,19 @@
 """Calls at one hook server on a unix socket.
 
-The channel is opened by the first call. The caller encodes and decodes messages, not grpc, which would log
-messages that it cannot decode.
+The first call opens the channel. The caller encodes and decodes the messages, because grpc would log messages
+that it cannot decode.
 
-A call does not wait for a server to appear: a socket without a server is an error at once. A server that
-returns is detected within a second. The deadline is the hook's own; the engine waits a little longer than
-that, so that the call ends first, with a reason.
+A call does not wait for a server to appear: a socket without a server is an error at once. A server that is
+back is detected within a second. The deadline is the hook's own. The engine waits a little longer than that,
+so that the call ends first, with a reason.
 
 A hook server sees every pod, and its answers change containers, so only a server of a trusted user is called.
-Two things identify the process that answers: the directories on the path of the socket, which decide which
-users can put a socket there, and the credentials that the kernel recorded when the process began to listen
-(SO_PEERCRED, unix(7)). gRPC connects by itself, again after a failure, and does not expose credentials. So
-the socket is checked before a call, and if it is another one than before, we first make a connection of our
-own. Between that and gRPC's connection only a trusted user could replace it, because no other user can write
-to its directories.
+Two facts identify the process that answers: the permissions of the directories on the path of the socket,
+which decide which users can put a socket there, and the credentials that the kernel recorded when the process
+began to listen (SO_PEERCRED, unix(7)). gRPC connects and reconnects by itself, and does not expose
+credentials. So the socket is checked before each call, and if it is not the same socket as before, we first
+make a connection of our own. Between that connection and gRPC's only a trusted user could replace the socket,
+because no other user can write to its directories.
 
 The check of a known socket costs one stat.
 """
@@ -57,14 +57,14 @@ _Fingerprint: TypeAlias = tuple[int, int, int]
 
 
 class Peer:
-    """The socket of a hook server, as it was when it was last found good; several threads may use it."""
+    """The socket of a hook server, as it was when it last passed the check; for use by several threads."""
 
     def __init__(self, path: Path, users: Collection[int] = ()) -> None:
         """Store the socket; ``distrust_reason`` checks it.
 
         Args:
-            path: Of the socket.
-            users: Users that are trusted besides root and the user of this process.
+            path: The path of the socket.
+            users: Users that are trusted in addition to root and the user of this process.
         """
         self._path = path
         self._users = frozenset(users)
@@ -101,11 +101,11 @@ class Peer:
 
 
 def _fingerprint(found: os.stat_result) -> _Fingerprint:
-    return found.st_dev, found.st_ino, found.st_ctime_ns  # an inode number alone may be used again
+    return found.st_dev, found.st_ino, found.st_ctime_ns  # the file system may use an inode number again
 
 
 def _listener(path: Path, timeout: float) -> tuple[int, int]:
-    """Connect, and give the process and the user that listen there."""
+    """Connect, and return the ids of the process and the user that listen there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         # Python's own timeout does not wait for a place in a full queue (EAGAIN of connect(2)). This does.
         whole = int(max(timeout, 0.001) * 1e6)
@@ -125,12 +125,12 @@ class Client:
     """A hook server, called from several threads; its channel is closed when the last call is done."""
 
     def __init__(self, path: Path, timeout: float, users: Collection[int] = ()) -> None:
-        """Prepare a client; nothing is dialled before the first call.
+        """Prepare a client; the first call connects.
 
         Args:
-            path: Of the socket.
+            path: The path of the socket.
             timeout: Seconds for one answer.
-            users: Users whose processes may answer there, besides root.
+            users: Users whose processes may answer there, in addition to root and the user of this process.
         """
         self.path = path
         self._peer = Peer(path, users)
@@ -150,7 +150,7 @@ class Client:
             HookError: There is no answer, or it is an error.
         """
         mark = object()
-        self._calls.add(mark)  # before the look at _closed: one of the two sides sees the other
+        self._calls.add(mark)  # before _closed is read, so that one of the two sides sees the other
         until = time.monotonic() + self._timeout
         try:
             send: Any = self._open().unary_unary(SERVICE + method)
@@ -167,10 +167,10 @@ class Client:
         return answer
 
     def close(self) -> None:
-        """Accept no more calls; those that wait may end, and the last one closes the channel."""
+        """Accept no more calls; running calls may end, and the last of them closes the channel."""
         self._closed = True
         if not self._calls:
-            self._channel.close()  # may be done twice
+            self._channel.close()  # may be called twice
 
     def _check(self, method: str) -> None:
         """Refuse to call a process that is not trusted."""
@@ -188,7 +188,7 @@ class Client:
         return self._channel.open()
 
     def _cause(self, error: Any) -> str:
-        """Describe in one line what grpc means; its own words for a missing socket are three lines."""
+        """Describe grpc's error in one line; its own text for a missing socket has three lines."""
         name = error.code().name
         details = details_of(error)
         if name == "UNAVAILABLE":

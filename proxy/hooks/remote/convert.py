@@ -1,11 +1,12 @@
 """Requests to a hook server: the engine's facts as messages of Koordinator's protocol.
 
 Servers answer with everything that they received, with some changes, so they receive what will be in effect,
-not what the client requests: the CPUs and nodes that the engine has chosen, a quota that it lifts, and what
-previous hooks have set. For an update they receive the sum of all earlier requests with the update applied.
+not what the client requests: the CPUs and nodes that the engine has chosen, the quota that the engine lifts,
+and the fields that previous hooks have set. For an update they receive the sum of all earlier requests with
+the update applied.
 
-A map of the protocol holds text only. Other values (an environment variable may be any bytes) are not sent,
-and stay as they are.
+The protocol's maps hold only text. Other values (an environment variable may be any bytes) are not sent, and
+stay as they are.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ NUMBERS = {
     "memory_swap_limit": "memory_swap_limit_in_bytes",
     "oom_score_adj": "oom_score_adj",
 }
-"""Numbers of resources: our name to the protocol's."""
+"""Numeric fields of resources: our name to the protocol's."""
 
 
 def sandbox_request(event: SandboxEvent, so_far: Adjustment = NOTHING) -> pb.PodSandboxHookRequest:
@@ -108,7 +109,7 @@ def resources_message(resources: Resources) -> pb.LinuxContainerResources:
 def put_texts(
     into: MutableMapping[str, str], values: Mapping[str, str], changes: Mapping[str, Any] | None = None
 ) -> None:
-    """Put texts into a map of a message, and what hooks have set over them; leave out what is not text."""
+    """Put texts, changed as hooks have set, into a message's map; leave out values that are not text."""
     try:
         into.update(values)
     except UnicodeEncodeError:
@@ -137,7 +138,7 @@ def _name(meta: pb.ContainerMetadata, container: ContainerFacts) -> None:
 
 
 def _decided(resources: pb.LinuxContainerResources, decision: Decision) -> None:
-    """Insert what the engine has decided; where it leaves something, the client's value stays."""
+    """Insert the engine's decision; a field that the engine does not set keeps the client's value."""
     if decision.cpus:
         resources.cpuset_cpus = str(decision.cpus)
     if decision.mems is not None:
@@ -147,7 +148,7 @@ def _decided(resources: pb.LinuxContainerResources, decision: Decision) -> None:
 
 
 def _adjusted(resources: pb.LinuxContainerResources, so_far: Adjustment) -> None:
-    """Apply what previous hooks have set; a cleared field is as if it had never been set."""
+    """Apply the fields that previous hooks have set; a cleared field is treated as never set."""
     for field, name in NUMBERS.items():
         if (value := getattr(so_far, field)) is not LEAVE:
             setattr(resources, name, 0 if value is CLEAR else value)

@@ -1,20 +1,20 @@
 """The handlers of a remote hook: they send an event to a server and convert its answer.
 
-The protocol has no field presence: a server returns everything that it received, with its changes. So what it
-*wants* is the difference between the merged answer (``merge``) and the request; an answer that changes
-nothing claims nothing, and conflicts with no other hook. Where Koordinator's merge does harm,
-we do not follow it:
+The protocol has no field presence: a server returns everything that it received, with its changes. So the
+changes that it *wants* are the differences between the merged answer (``merge``) and the request. An answer
+that changes nothing claims nothing, and conflicts with no other hook. In these cases Koordinator's merge does
+harm, and we do not follow it:
 
-- An OOM score adjustment of 0 is what a server answers that never sets one (Koordinator v1.8.0
-  pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource), so it is ignored. No server can set it to 0.
-- An empty set takes back what the *client* requested: that is how koordlet frees BE (best effort) pods of the
-  CPUs that kubelet wrote (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go,
-  getContainerCPUSet). It is ``CLEAR`` then, never a container without CPUs, and nothing at all where the
-  client requested none or a hook before has chosen.
+- A server that never sets an OOM score adjustment answers with 0 (Koordinator v1.8.0
+  pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource), so 0 is ignored. No server can set it to 0.
+- An empty set takes back the CPUs that the *client* requested: koordlet uses it to free BE (best effort) pods
+  from the CPUs that kubelet wrote (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go,
+  getContainerCPUSet). So an empty set becomes ``CLEAR``, never a container without CPUs. It is ignored if the
+  client requested no CPUs or a previous hook has chosen some.
 - CPUs and nodes that hooks may not give are left out of the answer and reported, and the rest of it counts:
-  koordlet computes pools by itself, and would otherwise lose every answer. A set that holds all of what the
-  container has (or of what a hook before has chosen) narrows nothing, so it claims nothing.
-- The pod's cgroup is there before its containers, so an answer for a container cannot move it.
+  koordlet computes pools by itself, and would otherwise lose every answer. A set that contains all CPUs of
+  the container (or all that a previous hook has chosen) narrows nothing, so it claims nothing.
+- The pod's cgroup exists before its containers, so an answer for a container cannot move it.
 - Environment variables are set in place, so their order stays (Koordinator's transferToCRIContainerEnvs loses
   it), and variables that could not be sent to the server are not removed.
 """
@@ -73,7 +73,7 @@ class ServerClaims:
 
     Attributes:
         adjustment: As the engine takes it.
-        dropped: Field to what of the answer cannot be done, and why.
+        dropped: Field to the part of the answer that cannot be applied, and why.
     """
 
     adjustment: Adjustment
@@ -81,7 +81,7 @@ class ServerClaims:
 
 
 def sandbox_claims(sent: pb.PodSandboxHookRequest, after: pb.PodSandboxHookRequest) -> ServerClaims:
-    """Find what a server wants of a sandbox.
+    """Find the changes that a server wants for a sandbox.
 
     Args:
         sent: The request that the server received.
@@ -102,11 +102,11 @@ def container_claims(
     sent: pb.ContainerResourceHookRequest,
     after: pb.ContainerResourceHookRequest,
 ) -> ServerClaims:
-    """Find what a server wants of a container.
+    """Find the changes that a server wants for a container.
 
     Args:
-        event: What happens.
-        so_far: What hooks before have set.
+        event: The event.
+        so_far: The fields that previous hooks have set.
         sent: The request that the server received.
         after: That with its answer.
 
@@ -130,7 +130,7 @@ def container_claims(
 
 
 def claims_of(event: object, so_far: Adjustment, sent: Any, after: Any) -> ServerClaims:
-    """Find what a server wants; nothing at points where Koordinator's proxy does not use an answer either."""
+    """Find the changes that a server wants; none at points where Koordinator's proxy ignores answers too."""
     if isinstance(event, PreRunPodSandbox):
         return sandbox_claims(sent, after)
     if isinstance(event, PreCreateContainer | PreUpdateContainerResources):
@@ -153,12 +153,12 @@ def _numbers(had: pb.LinuxContainerResources, has: pb.LinuxContainerResources) -
 
 @dataclass(frozen=True, slots=True)
 class _Choice(Generic[_S]):
-    """What there is to choose from.
+    """The CPUs or nodes that can be chosen.
 
     Attributes:
-        has: What the engine has chosen; None where it leaves it.
-        chosen: What a hook before has chosen.
-        allowed: What hooks may choose from.
+        has: The set that the engine has chosen; None if it chooses none.
+        chosen: The set that a previous hook has chosen.
+        allowed: The set that hooks may choose from.
         by_client: The client has requested a set.
     """
 
@@ -168,7 +168,7 @@ class _Choice(Generic[_S]):
     by_client: bool
 
     def of(self, name: str, text: str, dropped: dict[str, str]) -> _S | Presence:
-        """Find what is wanted by a field of an answer; what cannot be goes into ``dropped``."""
+        """Find the set that a field of an answer wants; parts that are not allowed go into ``dropped``."""
         ids = ",".join(part for part in text.split(",") if part.strip())  # koordlet joins empty pools, too
         try:
             wanted = type(self.allowed).parse(ids)
@@ -192,7 +192,7 @@ def _sets(
     after: pb.ContainerResourceHookRequest,
     dropped: dict[str, str],
 ) -> dict[str, Any]:
-    """Find the CPUs and nodes that are wanted."""
+    """Find the CPUs and nodes that the answer wants."""
     had, has, decision = sent.container_resources, after.container_resources, event.decision
     requested = [event.container.resources]
     if isinstance(event, PreUpdateContainerResources):
@@ -217,7 +217,7 @@ class Remote:
         name: The hook's name.
         client: Its socket.
         report: Takes a message for the log; called from the hooks' threads.
-        reported: What has been reported: each matter once.
+        reported: The problems that have been reported; each is reported once.
     """
 
     name: str
@@ -226,7 +226,7 @@ class Remote:
     reported: set[tuple[str, str]]
 
     def handler(self, point: type[Point]) -> Callable[..., Adjustment | None]:
-        """Make what the engine calls at a point."""
+        """Make the function that the engine calls at a point."""
         method = f"{point.__name__}Hook"
         build: Any = sandbox_request if point in _SANDBOX else container_request
         kind: Any = pb.PodSandboxHookResponse if point in _SANDBOX else pb.ContainerResourceHookResponse
@@ -249,7 +249,7 @@ class Remote:
         return ask
 
     def shutdown(self, _event: Point, _so_far: Adjustment = NOTHING) -> None:
-        """Disconnect from the server; the handler of the point of this name."""
+        """Disconnect from the server; the handler of the point ``shutdown``."""
         self.client.close()
 
     def _report_once(self, point: str, field: str, what: str) -> None:
@@ -269,8 +269,8 @@ def decoded(kind: type[Any], content: bytes) -> Any:
     """Decode an answer.
 
     Raises:
-        HookError: It is not a message, or one of another type: a field of the type is on the wire as another
-            kind of value, which decoding alone takes for one that it does not know.
+        HookError: It is not a message, or a message of another type: a field of the type has another wire
+            type, which the decoder alone would treat as an unknown field.
     """
     try:
         answer: Message = kind.FromString(content)

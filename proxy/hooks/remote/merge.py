@@ -1,9 +1,9 @@
 """The merge rules of Koordinator's runtime proxy: an answer into its request, an update into earlier ones.
 
-Pure functions on messages that give new ones; the rules are those of Koordinator v1.8.0
+Pure functions on messages that return new ones; the rules are those of Koordinator v1.8.0
 pkg/runtimeproxy/resexecutor/cri (updateResource in utils.go, UpdateRequest in pod.go and container.go). The
-protocol has no presence, so each field has a rule of its own for what "not set" is. Those rules do harm in
-places; ``handlers``, which has the request, decides which part of an answer becomes an adjustment.
+protocol has no field presence, so each field has its own rule for "not set". Some of these rules do harm;
+``handlers``, which has the request, decides which part of an answer becomes an adjustment.
 
 | field | an answer | an update of kubelet's |
 |---|---|---|
@@ -11,10 +11,10 @@ places; ``handlers``, which has the request, decides which part of an answer bec
 | cpu_quota | counts if not 0 (-1: no limit) | counts if not 0 |
 | oom_score_adj | counts if -1000 to 1000, thus also a 0 that was never set | never |
 | cpuset_cpus, cpuset_mems | always count, empty ones too | count if not empty |
-| unified, annotations, labels | what is there is added or replaced, nothing is removed | the same |
+| unified, annotations, labels | entries are added or replaced, none is removed | the same |
 | hugepage_limits | never | never |
 | cgroup parent | counts if not empty | |
-| environment | replaces all of it, if it has anything | |
+| environment | replaces the whole environment, if not empty | |
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _M = TypeVar("_M", pb.PodSandboxHookRequest, pb.ContainerResourceHookRequest, Re
 
 
 def merge_answer(sent: Request, answer: Response) -> Request:
-    """Return a request as it is with the answer of a server.
+    """Return a request with the answer of a server merged into it.
 
     Args:
         sent: The request that the server received.
@@ -57,7 +57,7 @@ def merge_answer(sent: Request, answer: Response) -> Request:
 
 
 def merge_resources(had: Resources | None, answer: Resources | None) -> Resources | None:
-    """Merge resources of an answer; where one side has none, the other's do not count."""
+    """Merge the resources of an answer; if the request or the answer has none, return the request's."""
     if had is None or answer is None:
         return had
     after = _positive(had, answer)
@@ -68,7 +68,7 @@ def merge_resources(had: Resources | None, answer: Resources | None) -> Resource
 
 
 def merge_update(had: Resources | None, requested: Resources | None) -> Resources | None:
-    """Merge what an update requests into all that was requested before; None where nothing is known."""
+    """Merge an update's resources into the earlier ones; if one of the two is None, return the earlier."""
     if had is None or requested is None:
         return had
     after = _positive(had, requested)
@@ -102,7 +102,7 @@ def _container(
 
 
 def _positive(had: Resources, answer: Resources) -> Resources:
-    """Apply fields that count by their value alone."""
+    """Apply the fields for which only the value decides whether they count."""
     after = _copy(had)
     for name in _POSITIVE:
         if (value := getattr(answer, name)) > 0:

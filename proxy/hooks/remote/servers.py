@@ -6,7 +6,8 @@ Each has a JSON file::
      "failure-policy": "Ignore",
      "runtime-hooks": ["PreRunPodSandbox", "PreCreateContainer"]}
 
-A file of another form is refused with a reason; what Koordinator's proxy ignores is reported and ignored.
+A file of another form is refused with a reason; entries that Koordinator's proxy ignores are reported and
+ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from proxy.model.errors import ConfigError, HookError
 from proxy.telemetry.port import Report
 
 NEVER_CALLED: Final = frozenset({"PreRemoveRunPodSandbox"})
-"""Known to Koordinator, and called by none of its proxies."""
+"""Points that Koordinator knows, but none of its proxies calls."""
 
 
 class OwnServerError(HookError):
@@ -47,16 +48,16 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
     Args:
         name: The hook's name.
         path: The file, for messages.
-        data: What is in it.
-        config: Timeout, label of pods that are left out, and settings by hook's name, which go before the
-            file.
-        report: Takes a message about what is ignored, now and later, from any thread.
+        data: The content of the file.
+        config: The timeout, the label of pods that are skipped, and settings by hook's name, which take
+            precedence over the file.
+        report: Takes messages about ignored entries, now and later, from any thread.
 
     Raises:
         OwnServerError: It names our own socket.
         HookError: The file does not name a server that can be called.
     """
-    # Imported by nodes that have such a file only: grpc takes a while, and some megabytes.
+    # Only nodes that have such a file import this: grpc takes a while to import, and some megabytes.
     from proxy.hooks.remote.client import Client
     from proxy.hooks.remote.handlers import REMOTE_POINTS, Remote
 
@@ -101,10 +102,10 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
 
 
 def socket_distrust(path: Path, data: bytes, config: HooksConfig) -> str:
-    """Return why the socket that a server's file names is not trusted, as far as it shows now; for commands.
+    """Return why the socket that a server's file names is not trusted, if that is visible now; for commands.
 
     Returns:
-        A sentence; empty where nothing is wrong, no process answers, or the file itself cannot be used.
+        A sentence; empty if nothing is wrong, no process answers, or the file itself cannot be used.
     """
     from proxy.hooks.remote.client import Peer
 
@@ -129,7 +130,7 @@ def _read(data: bytes) -> Mapping[str, Any]:
         raise _FlawError(f"it is not JSON: {error}") from None
     if not isinstance(entries, dict):
         raise _FlawError("it is JSON, but not an object with remote-endpoint")
-    return {key.lower(): value for key, value in entries.items()}  # Go's reader takes keys in any case
+    return {key.lower(): value for key, value in entries.items()}  # Go's JSON decoder ignores case in keys
 
 
 def _text(entries: Mapping[str, Any], key: str) -> str:
@@ -154,7 +155,7 @@ def _endpoint(entries: Mapping[str, Any], config: HooksConfig, file: Path) -> Pa
         raise _FlawError("it has no remote-endpoint")
     try:
         path = parse_endpoint(text)
-    except (ConfigError, ValueError) as error:  # a text that no path can be
+    except (ConfigError, ValueError) as error:  # a text that cannot be a path
         raise _FlawError(f"remote-endpoint: {error}") from None
     if config.serve is not None and os.path.realpath(path) == os.path.realpath(config.serve):
         cause = f"remote-endpoint {path} is the socket of hooks.serve: topoproxy would call itself"
