@@ -50,8 +50,8 @@ def config_for(file: Path | None, admin: str | None) -> Config:
 
     Args:
         file: The value of ``--config``.
-        admin: The value of ``--admin``; it replaces the socket that the file names. With it, a configuration
-            that is refused does not prevent the query: the defaults take its place.
+        admin: The value of ``--admin``; it replaces the socket that the file names. With it, an invalid
+            configuration does not prevent the query: the defaults are used instead.
 
     Raises:
         ConfigError, UsageError: The configuration or the option is refused.
@@ -67,7 +67,7 @@ def config_or_defaults(file: Path | None, admin: str | None) -> tuple[Config, st
         admin: The value of ``--admin``; it replaces the socket that the file names.
 
     Returns:
-        The configuration and an empty text; the defaults and the reason where the file is refused.
+        The configuration and an empty text; or the defaults and the reason, if the file is refused.
 
     Raises:
         UsageError: ``--admin`` is refused.
@@ -101,7 +101,7 @@ def query_daemon(
         timeout: Seconds for the whole exchange.
         params: Parameters of the request.
         act: The request is an action.
-        hint: What to do where the daemon does not answer.
+        hint: The remedy if the daemon does not answer.
 
     Raises:
         UnavailableError, InputError, PermissionDeniedError: As for ``query_admin``.

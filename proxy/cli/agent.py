@@ -24,15 +24,15 @@ from proxy.cli.settings import PATH, config_option, not_in_packages, read_config
     help="The credentials for the API server. Replaces cluster.kubeconfig.",
 )
 def agent(file: Path | None, admin: str | None, node: str | None, kubeconfig: Path | None) -> int:
-    """Publish in the cluster what the daemon does on this node, until SIGTERM.
+    """Publish the state of this node in the cluster, until SIGTERM.
 
     The agent follows the daemon over its admin socket, and writes objects for schedulers (Numatopology,
     NodeResourceTopology), annotations of pods, Events, and a condition of the node. Each is usually written
     within a second of a change. The daemon never waits for the agent: without it, or without the API server,
-    pods are placed all the same.
+    pods are still placed.
 
     The agent needs the libraries of requirements-cluster.lock, which the container image has. docs/cluster.md
-    has the permissions.
+    lists the permissions.
     """
     from proxy.config import override
 

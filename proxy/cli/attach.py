@@ -24,7 +24,7 @@ TIMEOUT_S = 10.0
 
 
 def attach_options(command: F) -> F:
-    """Add what ``attach`` and ``detach`` have in common."""
+    """Add the options that ``attach`` and ``detach`` have in common."""
     for option in (
         click.option("--root", type=PATH, default=Path("/"), hidden=True),
         click.option(
@@ -66,13 +66,13 @@ def node_for(file: Path | None, root: Path) -> AttachNode:
 
 
 def _report(message: str) -> None:
-    with suppress(OSError):  # the terminal may be closed, and what is to be undone must be undone
+    with suppress(OSError):  # the terminal may be closed, and the command must still undo its changes
         click.echo(message, err=True)
 
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command as Ctrl-C does: what it began can be undone then."""
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, so that it can undo its changes."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         del frame
@@ -92,7 +92,7 @@ def confirm(question: str, *, yes: bool) -> None:
     """Ask before a change.
 
     Raises:
-        UsageError: There is no terminal to ask at.
+        UsageError: There is no terminal for the question.
     """
     if yes:
         return

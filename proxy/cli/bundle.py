@@ -29,13 +29,13 @@ def bundle(
 
     FILE is a compressed tar archive, topoproxy-bundle-TIME.tar.gz in the current directory by default, which
     only its owner can read. It holds the machine's topology, the configuration in effect, the ledger, recent
-    decisions, versions, the log and what doctor finds. It works without the daemon, too: manifest.json says
-    what is missing and why.
+    decisions, versions, the log and what doctor finds. It works without the daemon, too: manifest.json lists
+    the missing parts, with reasons.
 
-    Only what is known to be harmless is kept: words of topoproxy's source, numbers, and names of pods and
-    containers. Everything else is replaced by <redacted:N>: values of annotations, labels, environments and
-    settings of hooks, and messages of other programs. Read the file before you send it. What the command
-    prints is not redacted.
+    Only harmless content is kept: words of topoproxy's source, numbers, and names of pods and containers.
+    Everything else is replaced by <redacted:N>: values of annotations, labels, environments and settings of
+    hooks, and messages of other programs. Read the file before you send it. The output of the command itself
+    is not redacted.
     """
     from proxy.bundle.sources import BundleSettings, collect, pack, write_bundle
 

@@ -1,4 +1,4 @@
-"""``topoproxy check-config``: checks the configuration and shows what is in effect."""
+"""``topoproxy check-config``: checks the configuration and shows the settings in effect."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 )
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of the file (2020-12) instead.")
 def check_config(file: Path | None, defaults: bool, schema: bool, **options: str | None) -> None:
-    """Check a configuration and print what is in effect.
+    """Check a configuration and print the settings in effect.
 
-    Takes the same options as serve. What is printed is a configuration file itself, with remarks as comments.
-    Ends with 0 when the configuration is valid, and with 78 and the reasons when it is refused.
+    Takes the same options as serve. The output is itself a configuration file, with remarks as comments. Ends
+    with 0 when the configuration is valid, and with 78 and the reasons when it is refused.
 
     \b
     Start a file of your own:
@@ -48,7 +48,7 @@ def check_config(file: Path | None, defaults: bool, schema: bool, **options: str
     if defaults:
         click.echo(as_yaml(Config()), nl=False)
         return
-    # Only the daemon's own user must be able to use the file as it is; a copy elsewhere is installed later.
+    # Only root, as whom the daemon runs, must be able to trust the file as it is; others check a copy of it.
     config = read_config(file, options, trusted=os.geteuid() == 0)
     config = _startable(config)
     remarks = [f"from {config.source}", *_machine(config), _runtime(config), *_files(file, config)]
@@ -59,7 +59,7 @@ def check_config(file: Path | None, defaults: bool, schema: bool, **options: str
 
 
 def _startable(config: Config) -> Config:
-    """Return what the daemon would start with: no settings from the cluster that the machine cannot meet."""
+    """Return the configuration that the daemon would start with: without cluster settings that do not fit."""
     from proxy.config.checks import start_config
     from proxy.topology.reader import read_machine
 
@@ -120,7 +120,7 @@ def _files(file: Path | None, config: Config) -> Iterator[str]:
 
 
 def _hooks(config: Config) -> Iterator[str]:
-    """List the hook files, and problems of them that can be found without running them."""
+    """List the hook files, and their problems that can be found without running them."""
     from proxy.cli.hooks.file_commands import shipped
     from proxy.config.nested_values import meant
     from proxy.hooks.loader.directories import survey
@@ -151,5 +151,5 @@ def _server_distrust(candidate: Candidate, hooks: HooksConfig) -> str:
         return ""
     try:
         return socket_distrust(candidate.path, read_stable(candidate.path, "hook server").data, hooks)
-    except HookError:  # topoproxy hooks list says what is wrong with the file
+    except HookError:  # topoproxy hooks list shows the error of the file
         return ""

@@ -20,7 +20,8 @@ def detach(
 ) -> None:
     """Undo topoproxy attach: every file gets its bytes, mode, owner and time back.
 
-    Containers are released first (topoproxy release): they get what they would have without topoproxy. Then
+    Containers are released first (topoproxy release): they get the settings that they would have without
+    topoproxy. Then
     the files are restored from the journal, kubelet is restarted, units that the attach enabled are disabled,
     and those that it started are stopped.
 

@@ -1,4 +1,4 @@
-"""``topoproxy devices``: lists the devices of the machine, and which container has each."""
+"""``topoproxy devices``: lists the devices of the machine, and the container that has each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def devices(
     resource of a device plug-in: only such devices are shown, with all details.
 
     PCI functions and CDI devices are read here. Managers, containers, health and history come from the
-    daemon, which queries kubelet (kubelet.podResources). What no source knows is shown as unknown.
+    daemon, which queries kubelet (kubelet.podResources). Facts that no source knows are shown as unknown.
     """
     if device == "":
         raise UsageError("cannot show a device without a name")
@@ -79,7 +79,7 @@ def devices(
 
 
 def _daemon(config: Config, timeout: float) -> tuple[Mapping[str, object], str]:
-    """Query the daemon; without it, the machine is shown nevertheless."""
+    """Query the daemon; if it does not answer, the machine is still shown."""
     try:
         return as_map(query_daemon(config, "/devices", timeout)), ""
     except TopoproxyError as error:
@@ -100,7 +100,7 @@ def _list(
         procfs_root = config.procfs_root
     elif procfs_root is None:
         procfs_root = Path(absolute_path("--sysfs-root", str(sysfs))).parent / "proc"
-    specs = CDI_ROOTS if sysfs_root is None else ()  # those of this node say nothing about another machine
+    specs = CDI_ROOTS if sysfs_root is None else ()  # this node's CDI files say nothing about another machine
     hardware = SysfsDevices(sysfs, cdi_roots=specs, procfs_root=procfs_root)
     machine = read_machine(sysfs, procfs_root)
     devices = DeviceList(machine, pci_functions(sysfs), hardware.located, nvidia_addresses(procfs_root))
@@ -199,7 +199,7 @@ def _time(seconds: object) -> str:
 
 
 def _missing_source(answer: Mapping[str, object]) -> str:
-    """Return why devices may be missing; empty where all sources have answered."""
+    """Return why devices may be missing; empty if all sources have answered."""
     daemon, kubelet = as_map(answer.get("daemon")), as_map(answer.get("kubelet"))
     if daemon.get("problem"):
         return f"Only the machine is shown: {one_line(daemon['problem'])}"

@@ -1,4 +1,4 @@
-"""``topoproxy doctor``: checks the node, and shows what keeps it from working as it should."""
+"""``topoproxy doctor``: checks the node, and shows what prevents it from working properly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BROKEN = 1
 def doctor(
     file: Path | None, admin: str | None, timeout: float, ignored: tuple[str, ...], as_json: bool
 ) -> None:
-    """Check this node: one line per check, and what to do where one fails.
+    """Check this node: one line per check, and what to do if one fails.
 
     Checks the configuration, the machine, cgroups, the runtime, kubelet's endpoint, the daemon, the ledger,
     hook files and sockets. It changes nothing, and works without the daemon too. Run it as root: another user

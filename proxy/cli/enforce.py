@@ -19,9 +19,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the da
 def enforce() -> None:
     """Show and pause how the plan is applied to running pods.
 
-    The settings mode and enforce determine to which pods the plan is applied. Where they change on a running
-    node, the running pods are changed in steps. To reverse what has been done, lower enforce.percent, or set
-    mode to observe, and run topoproxy reload: the pods get back what they would have without topoproxy.
+    The settings mode and enforce determine to which pods the plan is applied. If they change on a running
+    node, the running pods are changed in steps. To reverse the changes, lower enforce.percent or set mode to
+    observe, and run topoproxy reload: the pods get back the settings that they would have without topoproxy.
     """
 
 

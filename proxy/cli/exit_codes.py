@@ -42,7 +42,7 @@ class ExitCode:
     Attributes:
         code: The number; the names of 64 and more are those of sysexits.h.
         meaning: When a command ends with it.
-        commands: Which commands do.
+        commands: The commands that can end with it.
     """
 
     code: int

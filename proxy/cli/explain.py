@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from proxy.observe.explain_text import ExplainedDecision
 
 MOST = "999999"
-"""How many records, or pods, are requested: the most that a query may name, since explain shows all."""
+"""The number of records or pods to request: the most that a query permits, because explain shows all."""
 _NEAR = 3
 
 
@@ -38,7 +38,7 @@ def explain(
 
     The newest decision is shown for each container, and for the pod as a whole where the topology scope is
     pod. Each is shown in the order in which it was made: the request, what was available, what was chosen,
-    what was allocated, which containers had to move. Where there was no choice, the text is short:
+    what was allocated, which containers had to move. If there was no choice, the text is short:
 
     \b
       $ topoproxy explain shop/web-0

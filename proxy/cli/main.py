@@ -1,8 +1,8 @@
 """The command ``topoproxy``: finds the subcommand, and turns errors into messages and exit codes.
 
-A subcommand is a module of this package that holds a click command of its own
-name. It is imported when it is called, so that ``version`` does not pay for
-the daemon, and a fault in one does not break the others.
+A subcommand is a module of this package that contains a click command of the same name. It is imported when
+it is called, so that ``version`` does not load the daemon, and an error in one module does not break the
+others.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a subcommand; None where there is none of the name."""
+        """Import a subcommand; None if there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
@@ -103,7 +103,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand, or suggest the one that was meant."""
+        """Find the subcommand, or suggest the one that was probably intended."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib
 
@@ -169,7 +169,7 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
         args: The words after the program's name; those of the process if None.
 
     Returns:
-        The exit code; for ``serve``, the configuration of the daemon that is to run.
+        The exit code; for ``serve``, the configuration of the daemon to run.
     """
     code: int | Config | None
     prepare()
@@ -215,7 +215,7 @@ def _is_unwritable(error: Exception) -> TypeGuard[OSError]:
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run a command, the daemon included, in this process as it is, and end it."""
+    """Run a command, including the daemon, in this process, and end the process."""
     end = command_line(args)
     if not isinstance(end, int):
         from proxy.process import run_to_end

@@ -37,16 +37,16 @@ def release(
 ) -> None:
     """Give every container back the cpuset that it would have had without topoproxy.
 
-    The cpuset is the one that kubelet's CPU manager assigned, under its policy static; else the one that the
-    container's request names; else that of the cgroup above the container. CFS quotas that were removed are
-    restored, and so are the CPUs that BE suppression took. The kernel's cpusets grow at once; then the
-    runtime is updated, so that they last.
+    The cpuset is the one that kubelet's CPU manager assigned under its policy static; otherwise the one that
+    the container's request names; otherwise that of the cgroup above the container. CFS quotas that were
+    removed are restored, and so are the CPUs that BE suppression took. The kernel's cpusets grow at once;
+    then the runtime is updated, so that they last.
 
-    From then on the daemon only relays: no call is held and no container is moved, also after a restart,
+    From then on the daemon only relays: no call is held and no container is moved, even after a restart,
     until topoproxy release --undo. The setting releaseAtStop does the same at each stop, and the next start
     places containers again. docs/release.md says more.
 
-    Ends with 0 on success, also where there is nothing to release; 1 when --timeout passes first (the
+    Ends with 0 on success, even if there is nothing to release; 1 when --timeout passes first (the
     daemon continues), 65 when there is nothing to undo, 69 when the daemon does not answer, 75 when --offline
     meets a daemon, 77 without permission.
     """
@@ -79,7 +79,7 @@ def release(
 
 
 def result_text(answer: Mapping[str, object]) -> str:
-    """Write the result of a release that is complete."""
+    """Write the result of a complete release."""
     containers, updated = answer.get("containers"), answer.get("updated")
     have = "container has what it" if containers == 1 else "containers have what they"
     return (
@@ -106,7 +106,7 @@ def _progress(answer: Mapping[str, object], shown: str) -> str:
     if isinstance(left := answer.get("left"), list) and left:
         message = f"{message}; {left[0]}"
     elif shown.startswith(message):
-        return shown  # the cause that was printed still holds, or nothing has changed
+        return shown  # the printed cause is still valid, or nothing has changed
     if message != shown:
         click.echo(message, err=True)
     return message

@@ -28,9 +28,10 @@ def reload(file: Path | None, admin: str | None, as_json: bool, timeout: float) 
     all changed settings that need no restart take effect together, and the others are named. Options of
     topoproxy serve still take precedence over the file.
 
-    Ends with 0 when the configuration was accepted, also where some of it needs a restart; 78 with the
-    reasons when it was refused, 69 when the daemon does not answer, 77 without permission. After 69, a reload
-    that the daemon has begun still ends; a daemon that does not run reads the files when it starts.
+    Ends with 0 when the configuration was accepted, even if some settings need a restart; 78 with the
+    reasons when it was refused, 69 when the daemon does not answer, 77 without permission. After 69, the
+    daemon still finishes a reload that it has begun; a daemon that does not run reads the files when it
+    starts.
     """
     page = as_map(query_daemon(_where(file, admin), "/reload", timeout, act=True))
     done = as_map(page.get("reload"))
@@ -43,7 +44,7 @@ def reload(file: Path | None, admin: str | None, as_json: bool, timeout: float) 
 
 
 def _where(file: Path | None, admin: str | None) -> Config:
-    """Find the admin socket; the usual one where the configuration is what the daemon will refuse."""
+    """Find the admin socket; the default one if the configuration is invalid, as the daemon will report."""
     from proxy.config import DEFAULT_FILE, Config, load, override
 
     if admin is not None:

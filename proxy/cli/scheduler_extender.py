@@ -86,7 +86,7 @@ def scheduler_extender(
     that the agents of topoproxy, Volcano, NFD (Node Feature Discovery) or Koordinator publish.
 
     The extender needs the libraries of requirements-cluster.lock, which the container image has.
-    docs/scheduler.md has the configuration of kube-scheduler and the permissions.
+    docs/scheduler.md describes the configuration of kube-scheduler and the permissions.
     """
     host, _, port = listen.rpartition(":")
     namespace, _, name = lease.partition("/")

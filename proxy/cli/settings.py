@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Option, its argument, the key that it replaces, and what it is for.
+# Option, its argument, the key that it replaces, and its help text.
 _OPTIONS = (
     ("--listen", "unix://SOCKET", "listen", "Where kubelet connects."),
     ("--runtime", "unix://SOCKET", "runtime", "The container runtime's socket."),
@@ -69,7 +69,7 @@ class FiniteRange(click.FloatRange):
     """A range of numbers; ``nan`` compares false with every bound, so click's own range accepts it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert the text of an option, and refuse what is no finite number."""
+        """Convert the text of an option, and refuse values that are no finite number."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -77,7 +77,7 @@ class FiniteRange(click.FloatRange):
 
 
 PATH = click.Path(path_type=Path, readable=False)
-"""A path; the code that opens it reports why it cannot be read."""
+"""A path. The code that opens it reports an error if it cannot be read."""
 _BY_PARAMETER = {option[2:].replace("-", "_"): (option, key) for option, _, key, _ in _OPTIONS}
 _DIRECTORIES = {"stateDir", "sysfsRoot", "procfsRoot", "cgroupRoot"}
 
@@ -107,7 +107,7 @@ def not_in_packages(program: str, error: ImportError) -> TopoproxyError:
     """Return the error that a library of requirements-cluster.lock is missing.
 
     Args:
-        program: What needs it.
+        program: The program that needs it.
         error: The failed import.
     """
     return TopoproxyError(
@@ -117,7 +117,7 @@ def not_in_packages(program: str, error: ImportError) -> TopoproxyError:
 
 
 def absolute_path(option: str, directory: str) -> str:
-    """Return the path of a directory of the command line, where a relative one means what it says.
+    """Return the absolute path of a directory that the command line names, which may be relative.
 
     Raises:
         UsageError: It is relative, and the current directory was removed.

@@ -87,7 +87,7 @@ def simulate(
     cluster: bool,
     **fleet: Any,
 ) -> None:
-    """Simulate pods on machines: what would be placed where, and what would be rejected.
+    """Simulate pods on machines: where each would be placed, and which would be rejected.
 
     This needs no cluster, no node and no root. Decisions are made by the code of topoproxy serve.
 
@@ -117,8 +117,8 @@ def simulate(
 
     With --cluster, PODS may also be nodes and descriptions of fleets: docs/simulate-cluster.md.
 
-    Ends with 0 whatever the outcome for the pods (but see --fail-on-refused), with 65 where a manifest, a
-    machine or a device file is invalid, with 78 where a configuration is refused. See docs/simulate.md.
+    Ends with 0 whatever the outcome for the pods (but see --fail-on-refused), with 65 if a manifest, a
+    machine or a device file is invalid, with 78 if a configuration is refused. See docs/simulate.md.
     """  # noqa: D301 - click wants the real backspace
     requested = ClusterOptions(**fleet)
     if cluster:

@@ -29,7 +29,7 @@ class ClusterOptions:
     """The options of the command line that concern a fleet; None for one that is not used.
 
     Attributes:
-        seed, arrival, rate, lifetime, percentage_of_nodes, svg: As the options of these names.
+        seed, arrival, rate, lifetime, percentage_of_nodes, svg: The values of the options of these names.
     """
 
     seed: int | None = None
@@ -110,10 +110,10 @@ def simulate_cluster(
 
     Args:
         paths: Files with nodes, pods and fleets.
-        hosts: Nodes of the command line.
+        hosts: The nodes that the command line describes.
         options: The options of ``--cluster``.
         replicas: Copies of each recorded pod.
-        anywhere: Whether recorded pods come again wherever they run.
+        anywhere: Whether recorded pods are placed anew, regardless of the node where they run.
         counter: Counts the pods of both runs.
         as_json: Print data.
         verbose: List the pods in the data.
@@ -149,7 +149,7 @@ def refuse_cluster_options(options: ClusterOptions) -> None:
     """Refuse the options of ``--cluster`` without it.
 
     Raises:
-        UsageError: There is one.
+        UsageError: One of them is used.
     """
     if names := options.named():
         raise UsageError(f"cannot use {names[0]} without --cluster")
@@ -162,7 +162,7 @@ def refuse_other_options(others: Mapping[str, object]) -> None:
         others: Their values, by name.
 
     Raises:
-        UsageError: There is one.
+        UsageError: One of them is used.
     """
     for name, value in others.items():
         if value:
@@ -189,7 +189,7 @@ def _check_writable(path: Path) -> None:
     """Check before a long simulation that its picture can be written.
 
     Raises:
-        CannotCreateError: It cannot.
+        CannotCreateError: It cannot be written.
     """
     try:
         existing = path if path.exists() else path.parent

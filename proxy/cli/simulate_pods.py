@@ -63,7 +63,7 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
 
     Args:
         options: The options of the command.
-        fleet: Those of ``--cluster``; None without it.
+        fleet: The options of ``--cluster``; None without it.
 
     Returns:
         Whether all pods have been placed.
@@ -120,7 +120,7 @@ def _machines(options: SimulateOptions) -> list[NamedMachine]:
 
 
 def _pods_to_explain(queries: Sequence[str], pods: Pods) -> Iterator[str]:
-    """Find the pods that are to be explained.
+    """Find the pods to explain.
 
     Raises:
         UsageError: There is no such pod.
@@ -139,7 +139,7 @@ def _pods_to_explain(queries: Sequence[str], pods: Pods) -> Iterator[str]:
 
 @contextmanager
 def _counter(wanted: bool | None, total: int) -> Iterator[Callable[[], None]]:
-    """Return what counts the pods on standard error, a few times a second; or nothing."""
+    """Return a function that counts pods on standard error, a few times a second, or does nothing."""
     show = sys.stderr.isatty() if wanted is None else wanted
     done, last, began = 0, 0.0, time.monotonic()
 

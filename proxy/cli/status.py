@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from proxy.config import Config
 
 NOT_READY = 1
-"""The exit status where the daemon is not ready."""
+"""The exit status if the daemon is not ready."""
 POLL_S = 0.2
 
 
@@ -63,14 +63,14 @@ def status(
 ) -> None:
     """Show what the running proxy does: pools, owners of exclusive CPUs, containers, problems.
 
-    CPUS and MEMS are the values that the kernel has. Where the plan has others, further columns show them:
-    DESIRED, or WOULD BE where topoproxy only observes.
+    CPUS and MEMS are the values that the kernel has. If the plan's values differ, further columns show them:
+    DESIRED, or WOULD BE if topoproxy only observes.
 
     With --memory, the page shows on which NUMA nodes the kernel counts the memory of each container, and how
-    much of it is not on the nodes that were decided (ANON with locked memory, CACHE of files, HUGE pages).
+    much of it is not on the assigned nodes (ANON with locked memory, CACHE of files, HUGE pages).
 
     Ends with 0 when the daemon is ready, 1 when it is not (the reasons are under Problems), 69 when it does
-    not answer. --memory and --metrics end with 0 whenever there is an answer.
+    not answer. With --memory and --metrics it ends with 0 whenever there is an answer.
     """
     route = _route(memory=memory, metrics=metrics, cgroups=cgroups, as_json=as_json)
     config = config_for(file, admin)
@@ -92,7 +92,7 @@ def status(
 
 
 def _wait(config: Config, seconds: float) -> None:
-    """Wait until the daemon answers that it is ready, or the time is over."""
+    """Wait until the daemon answers that it is ready, or the time has passed."""
     end = time.monotonic() + seconds
     while True:
         with contextlib.suppress(UnavailableError):
@@ -117,7 +117,7 @@ def _show(answer: object, groups: list[dict[str, str]] | None, *, as_json: bool)
 
 
 def _route(*, memory: bool, metrics: bool, cgroups: bool, as_json: bool) -> str:
-    """Choose what is requested.
+    """Return the route to request.
 
     Raises:
         UsageError: One of the options would be ignored.

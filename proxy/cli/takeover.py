@@ -1,6 +1,6 @@
 """``topoproxy takeover``: takes a node over from kubelet's static CPU manager, step by step.
 
-The daemon's answer may come from another version, so the text leaves out what is missing in it.
+The daemon may be of another version, so the text leaves out the parts that its answer lacks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ANSWER_S = 10.0
 
 
 def plan_text(answer: object) -> str:
-    """Write what ``topoproxy takeover plan`` shows."""
+    """Write the output of ``topoproxy takeover plan``."""
     data = as_map(answer)
     lines = [*_head(data), *_rows(data), *_list("Obstacles", data.get("conflicts"))]
     for step in (as_map(step) for step in as_list(data.get("steps"))):
@@ -34,7 +34,7 @@ def plan_text(answer: object) -> str:
 
 
 def status_text(answer: object) -> str:
-    """Write what ``topoproxy takeover status`` shows."""
+    """Write the output of ``topoproxy takeover status``."""
     data = as_map(answer)
     lines = list(_head(data))
     remaining, old = as_list(data.get("left")), data.get("old")
@@ -84,7 +84,7 @@ def _rows(data: Mapping[str, object]) -> Iterable[str]:
     rows = [("CPUS", "IN EFFECT", "STATE", "CONTAINER")]
     for row in map(as_map, as_list(data.get("allocations"))):
         static = " (static pod)" if row.get("from_file") else ""
-        in_effect = row.get("in_effect", row.get("in_force"))  # the former name: an older daemon answers
+        in_effect = row.get("in_effect", row.get("in_force"))  # the former name, which an older daemon uses
         cells = (one_line(row.get("cpus")), one_line(in_effect) or "-", one_line(row.get("state")))
         rows.append((*cells, f"{one_line(row.get('container'))}{static}"))
     yield ""
@@ -157,7 +157,7 @@ def plan(file: Path | None, admin: str | None, as_json: bool, timeout: float) ->
 @takeover.command()
 @_options
 def status(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
-    """Show how far the takeover has come, and what remains to be done."""
+    """Show the progress of the takeover, and the remaining steps."""
     _show(_query(file, admin, timeout, "/takeover", {"view": "status"}), status_text, as_json=as_json)
 
 
@@ -199,12 +199,12 @@ def finish(
     """Rewrite kubelet's state file, so that kubelet starts again and nothing is lost.
 
     kubelet does not start if its cpu_manager_state was written under another policy than the configured one,
-    and deleting the file loses the assignment of CPUs. For policy none, the new file names no CPUs any more:
-    the ledger of topoproxy has them. For policy static, it names the CPUs that are in effect.
+    and deleting the file loses the assignment of CPUs. For policy none, the new file names no CPUs:
+    topoproxy's ledger has them. For policy static, it names the CPUs in effect.
 
     Stop kubelet first (systemctl stop kubelet; containers keep running), because it writes the file from
     memory. Change its configuration as the answer says, and start it again. A copy of the old file is kept in
-    the directory takeover of stateDir.
+    the directory takeover below stateDir.
     """
     params = {"kubelet-policy": kubelet_policy, "with-running": _word(with_running), "force": _word(force)}
     _act(file, admin, timeout, "finish", params, as_json=as_json)

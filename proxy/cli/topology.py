@@ -17,7 +17,7 @@ _PICTURE = "├└│─·…"
 
 
 def to_text(facts: dict[str, object]) -> str:
-    """Write facts as JSON with one row, group or node per line: made to be read and compared."""
+    """Write facts as JSON with one row, group or node per line, so that people can read and compare them."""
     entries: list[str] = []
     for key, value in facts.items():
         if isinstance(value, dict) and key in ("numa", "llc"):

@@ -50,12 +50,13 @@ def upgrade(
     upgrade --now: the running daemon starts the program that is installed now, hands the socket and the
     state of the node over to it, and finishes its own calls in flight. No call fails. While a create, start
     or update hangs at the runtime, new calls wait for it for 5 seconds at most. If the new process
-    cannot start, the running one continues. If it runs and is not ready after 30 seconds, because the runtime
-    is down for example, the reason is printed. Nothing is done where a check of --check fails.
+    cannot start, the running one continues. If it runs but is not ready after 30 seconds, for example because
+    the runtime is down, the reason is printed. If a check of --check fails, nothing is changed.
 
     Ends with 0 when no check fails (warnings do not count) and, with --now, the daemon is replaced; with 1
     when a check fails, or the new process did not start; with 69 when the daemon does not answer. --describe
-    ends with 78 or 77 when the configuration is refused or may not be read, and prints nothing then.
+    ends with 78 when the configuration is refused and with 77 when it may not be read, and prints nothing
+    then.
     """
     from proxy.cli.doctor import finding_lines
     from proxy.doctor.checks import CheckResult

@@ -1,8 +1,8 @@
 """The sections of admission and of enforcement.
 
-Admission configures which pods may own CPUs, and how many; enforcement, to which pods the plan is applied,
-and how fast running pods are changed. Both select pods by namespaces and label selectors, which are kinds of
-settings here.
+The section of admission configures which pods may own CPUs, and how many. The section of enforcement
+configures to which pods the plan is applied, and how fast running pods are changed. Both select pods by
+namespaces and label selectors, which are kinds of settings here.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ NAMESPACES = SettingKind(
 
 @dataclass(frozen=True, slots=True)
 class AdmissionConfig:
-    """Which pods may own CPUs, and how many. None: no limit, or for a floor the default share."""
+    """Which pods may own CPUs, and how many. None means no limit, or for a floor the default share."""
 
     resource_status: ResourceStatusMode = field(
         default=ResourceStatusMode.BOUNDED,
@@ -297,7 +297,7 @@ class AdmissionConfig:
 
     @property
     def rules(self) -> AdmissionRules:
-        """The section as the rules of a node."""
+        """The section, converted to the rules of a node."""
         return AdmissionRules(
             self.resource_status,
             replace(self.namespaces, selector=self.namespace_selector),
@@ -357,5 +357,5 @@ class EnforceConfig:
 
     @property
     def selection(self) -> PodSelection:
-        """The section as rules."""
+        """The section, converted to a selection of pods."""
         return PodSelection(self.namespaces, self.pod_selector, self.percent)

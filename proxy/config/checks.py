@@ -1,4 +1,4 @@
-"""Checks of values that are valid one by one but impossible together, or on this machine."""
+"""Checks of values that are valid individually, but impossible together or on this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(config: Config) -> list[str]:
     """Find settings that contradict each other.
 
     Returns:
-        One sentence a problem, each opening with the key; empty when all is well.
+        One sentence for each problem, starting with the key; empty if there is no problem.
     """
     return [
         *_sockets(config),
@@ -54,14 +54,14 @@ def check_against(config: Config, machine: Machine) -> None:
 
 
 def check_start(config: Config, machine: Machine) -> list[str]:
-    """Reject settings that this machine cannot meet, except where offline hardware is the reason.
+    """Reject settings that this machine cannot meet, unless offline hardware is the reason.
 
-    CPUs that are offline (one thread of each core with SMT switched off) and memory that was taken out were
-    there when the settings were made. A daemon that did not start then would cost the node its proxy.
+    CPUs that are offline (one thread of each core when SMT is switched off) and memory that was removed were
+    present when the settings were written. If the daemon did not start then, the node would have no proxy.
 
     Returns:
-        Settings that wait for offline hardware, settings without effect, and keys that have another name now,
-        one sentence each.
+        Settings that wait for offline hardware, settings without effect, and keys that were renamed, one
+        sentence each.
 
     Raises:
         ConfigError: As ``check_against``.
@@ -93,7 +93,7 @@ def ineffective(config: Config) -> list[str]:
 
 
 def partly_reserved_cores(config: Config, machine: Machine) -> str:
-    """Return why CPUs do not count as free for owners under full-pcpus-only; empty where all do.
+    """Return why CPUs do not count as free for owners under full-pcpus-only; empty if all count.
 
     The other threads of a core with a reserved CPU do not count as free for a request (kubernetes
     pkg/kubelet/cm/cpumanager/policy_static.go, ``GetAvailablePhysicalCPUs``).
@@ -149,7 +149,7 @@ def _usable(machine: Machine) -> dict[int, dict[str, int]]:
 def _reserved_memory(config: Config, machine: Machine, *, away: bool) -> dict[int, Mapping[str, int]]:
     """Return the reserves of nodes whose memory is offline (``away``), or of the others.
 
-    Offline is the memory of a node that has none now, and of one that does not exist now and may appear.
+    The memory of a node is offline if the node has none now, or does not exist now but may appear.
     """
     absent = machine.possible_nodes - Mask(machine.node_by_id)
     absent |= Mask(node.id for node in machine.nodes if node.mem_bytes == 0 and not node.cpus)
@@ -157,7 +157,7 @@ def _reserved_memory(config: Config, machine: Machine, *, away: bool) -> dict[in
 
 
 def refuse(source: str, problems: list[str]) -> ConfigError:
-    """Return the error that lists all problems of a configuration, one a line."""
+    """Return the error that lists all problems of a configuration, one on each line."""
     if len(problems) == 1:
         return ConfigError(f"cannot use the configuration {source}: {problems[0]}")
     listed = "".join(f"\n  {problem}" for problem in problems)
@@ -167,7 +167,7 @@ def refuse(source: str, problems: list[str]) -> ConfigError:
 def start_config(config: Config, machine: Machine) -> tuple[Config, list[str]]:
     """Return the configuration to start with, and the warnings of ``check_start``.
 
-    Where only the settings from the cluster make it impossible, the node starts without them.
+    If only the settings from the cluster make the configuration impossible, the node starts without them.
 
     Raises:
         ConfigError: The node's own settings are impossible.
@@ -209,7 +209,7 @@ def _sockets(config: Config) -> Iterator[str]:
 
 
 def _long_paths(config: Config) -> Iterator[str]:
-    """List sockets with a derived path that is too long; those that are set were measured when read."""
+    """List sockets with a derived path that is too long; configured ones were checked when read."""
     sockets = {"adminSocket": config.admin_path}
     plugins = config.device_plugins
     if plugins.enabled:
@@ -242,7 +242,7 @@ def _device_plugins(config: Config) -> Iterator[str]:
 
 
 def _other_sockets(config: Config) -> dict[str, Path]:
-    """Return the sockets that are not those of device plug-ins, by key."""
+    """Return all sockets except those of device plug-ins, by key."""
     sockets = {
         "listen": config.listen,
         "runtime": config.runtime,
@@ -368,7 +368,7 @@ def _reported(check: Callable[[], None]) -> Iterator[str]:
 def usable_memory(node: NumaNode) -> dict[str, int]:
     """Return the memory that a node can reserve or promise: bytes by resource, without its huge pages.
 
-    Memory is left out where the machine does not report its size.
+    Memory is left out if the machine does not report its size.
     """
     pages = {
         f"hugepages-{show_quantity(kib << 10)}": (kib << 10) * p.nr
@@ -384,11 +384,11 @@ def memory_misfits(
     """Check reserved memory against the memory of the nodes.
 
     Args:
-        usable: Node to resource to bytes; memory is missing where its size is not known.
+        usable: Node to resource to bytes; memory is missing if its size is unknown.
         reserved: Node to resource to bytes.
 
     Returns:
-        One sentence a problem, each opening with the key.
+        One sentence for each problem, starting with the key.
     """
     problems = []
     for node, amounts in reserved.items():

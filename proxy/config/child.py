@@ -1,10 +1,9 @@
-"""Reads the configuration in a process of its own.
+"""Reads the configuration in a separate process.
 
-The daemon has it read this way at a reload. Reading YAML takes tens of milliseconds in which the calls of
-kubelet would wait, and memory that the daemon would keep; here both end with the process.
+The daemon uses it for a reload. Reading YAML takes tens of milliseconds, in which kubelet's calls would wait,
+and memory, which the daemon would keep; in a separate process neither affects the daemon.
 
-Standard input has an ``Origin`` as JSON; standard output has the settings, or the reason why they are
-rejected.
+Standard input is an ``Origin`` as JSON. Standard output is the settings, or the reason why they are rejected.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ NODE_NAME = SettingKind(
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """What ``topoproxy agent`` does. The daemon does not read this section."""
+    """The tasks of ``topoproxy agent``. The daemon does not read this section."""
 
     node: str = field(
         default="",

@@ -1,12 +1,13 @@
-"""Settings that come from the cluster: which the operator of the node permits, and how they are merged.
+"""Settings that come from the cluster: which ones the node's operator permits, and how they are merged.
 
-The cluster agent leaves the settings of the selected ``TopoproxyConfig`` in a file next to its facts. They
-are merged over the node's own file and its drop-ins, and read by the same rules. The node's own file says
-which keys they may have; none by default. If any of them is invalid, all are ignored, and that is reported:
-nothing from the cluster can keep the node from starting, or from following changes of its operator.
+The cluster agent writes the settings of the selected ``TopoproxyConfig`` to a file next to its facts. They
+are merged over the node's own file and its drop-ins, and read by the same rules. The node's own file lists
+the keys that they may have; none by default. If any of them is invalid, all are ignored, and that is
+reported: nothing from the cluster can prevent the node from starting, or from following its operator's
+changes.
 
-Only keys that a reload changes may be permitted: no paths, sockets or credentials. Nor can hooks be
-permitted, which are programs, nor the keys that limit the influence of the cluster.
+Only keys that a reload changes can be permitted: no paths, sockets or credentials. Hooks cannot be permitted
+either, because they are programs, nor can the keys that limit the influence of the cluster.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ KEYS = SettingKind(
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfigConfig:
-    """What the cluster may set on this node."""
+    """The keys that the cluster may set on this node."""
 
     allowed: tuple[str, ...] = field(
         default=(),
@@ -79,7 +80,7 @@ def permitted(name: str, setting: Setting, allowed: tuple[str, ...]) -> bool:
     Args:
         name: The key with its section.
         setting: Its declaration.
-        allowed: What the operator permits.
+        allowed: The keys that the operator permits.
     """
     section = name.partition(".")[0]
     return setting.live and section not in _NEVER and (name in allowed or section in allowed)
@@ -89,7 +90,7 @@ def faults(allowed: tuple[str, ...], config: Any) -> Iterator[str]:
     """Yield the faults in the list of permitted keys.
 
     Args:
-        allowed: What the operator permits.
+        allowed: The keys that the operator permits.
         config: A configuration, for its keys.
     """
     settings = dict(_settings(config, ""))
@@ -131,16 +132,16 @@ def forbidden(root: yaml.Node, allowed: tuple[str, ...], config: Any) -> Iterato
 
 
 def file_of(directory: Path | None, allowed: tuple[str, ...]) -> Path | None:
-    """Return the file with the settings of the cluster; None where the node permits none."""
+    """Return the file with the settings of the cluster; None if the node permits none."""
     return directory / FILE_NAME if directory is not None and allowed else None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFactsConfig:
-    """What the cluster agent leaves for the daemon.
+    """The facts that the cluster agent writes for the daemon.
 
     Attributes:
-        directory: None where nothing is read.
+        directory: The directory of the facts; None if none are read.
     """
 
     directory: Path | None = field(

@@ -1,4 +1,4 @@
-"""Enumerations: settings with a fixed set of values; where kubelet has the setting, its values."""
+"""Enumerations: settings with a fixed set of values; if kubelet has the setting, kubelet's values."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ class CpuManagerPolicy(enum.StrEnum):
 
 
 class MemoryManagerPolicy(enum.StrEnum):
-    """Whether Guaranteed containers are promised memory of NUMA nodes; kubelet writes it with capitals."""
+    """Whether Guaranteed containers are promised memory of NUMA nodes; kubelet capitalizes the values."""
 
     NONE = "None"
     STATIC = "Static"
 
 
 class OnError(enum.StrEnum):
-    """What happens to a call when deciding fails by an internal error."""
+    """What happens to a call when its decision fails with an internal error."""
 
     FORWARD = "forward"
     REFUSE = "refuse"
 
 
 class OwnerMemoryNodes(enum.StrEnum):
-    """What cpuset.mems of containers with CPUs of their own is."""
+    """The cpuset.mems of containers that own CPUs."""
 
     FOLLOW = "follow"
     LEAVE = "leave"
 
 
 class OwnerPartitions(enum.StrEnum):
-    """What the kernel makes of CPUs that are owned (cpuset.cpus.partition of cgroup v2)."""
+    """The kind of partition that owned CPUs become (cpuset.cpus.partition of cgroup v2)."""
 
     NONE = "none"
     ROOT = "root"
@@ -44,7 +44,7 @@ class OwnerPartitions(enum.StrEnum):
 class FailurePolicy(enum.StrEnum):
     """What happens to a call when a hook fails: it is refused, or continues without that hook.
 
-    The words are Koordinator's.
+    The names of the values are Koordinator's.
     """
 
     FAIL = "Fail"

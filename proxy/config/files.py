@@ -1,7 +1,7 @@
 """The files that a configuration names: which are secret, and which other users could change.
 
-They are written by other programs (a token is renewed, kubelet rewrites its configuration), so a file that is
-open to other users is reported and used. Only the configuration itself is refused (``load``).
+Other programs write them (a token is renewed, kubelet rewrites its configuration), so a file that is open to
+other users is reported, but used. Only the configuration itself is refused in that case (``load``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def exposed(config: Config) -> list[str]:
     """Name secret files that other users can read, and trusted files that other users can write.
 
     Returns:
-        Why the settings of the cluster are ignored, if they are; then one sentence a file, each opening with
-        the key and ending with the remedy. A file that cannot be examined is left out: its reader
-        reports it.
+        Why the settings of the cluster are ignored, if they are. Then one sentence for each file, which
+        starts with the key and ends with the remedy. A file that cannot be examined is left out, because the
+        code that reads it reports the error.
     """
     trust, kubelet = Trust(), config.kubelet
     secret = {"kubelet.tokenFile": kubelet.token_file, "kubelet.keyFile": kubelet.key_file}

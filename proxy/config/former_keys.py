@@ -1,4 +1,4 @@
-"""Keys of the configuration that have another name now. The former name is read for one release."""
+"""Renamed keys of the configuration. The former name is accepted for one release."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMER_KEYS = {
 
 
 def rename_former_keys(root: yaml.Node | None) -> list[str]:
-    """Replace former keys in the nodes of a file, so that drop-ins merge by the keys of today.
+    """Replace former keys in the nodes of a file, so that drop-ins merge by the current keys.
 
     Args:
         root: The nodes of a whole file, which need not be valid; None for an empty file.

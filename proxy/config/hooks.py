@@ -37,10 +37,10 @@ class HookSettings:
     """The settings of one hook.
 
     Attributes:
-        timeout: Seconds for one answer; None where it is not set.
-        policy: None where it is not set.
+        timeout: Seconds for one answer; None if it is not set.
+        policy: What happens to a call when the hook fails; None if it is not set.
         config: The hook's own keys, with plain values: strings, numbers, booleans, tuples and
-            ``FrozenMapping``. None where it is not set.
+            ``FrozenMapping``. None if it is not set.
     """
 
     timeout: float | None = None
@@ -158,12 +158,12 @@ class HooksConfig:
     """Plug-ins that are called while a CRI call is processed.
 
     Attributes:
-        server_directory: None where no remote servers are looked for.
-        timeout: Seconds for one answer, where a hook's settings have none.
+        server_directory: The directory of server files; None if no remote servers are used.
+        timeout: Seconds for one answer, if a hook's settings have none.
         policy: What happens to a call when a hook fails, unless the hook's settings say otherwise.
         skip_label: ``key=value``, or empty.
-        skip_namespaces: Where the label counts.
-        serve: None where Koordinator's hook protocol is not served.
+        skip_namespaces: The namespaces in which the label counts.
+        serve: The socket for Koordinator's hook protocol; None if it is not served.
     """
 
     enabled: bool = field(default=True, metadata=key("enabled", BOOLEAN, "Load hooks and call them."))

@@ -1,8 +1,8 @@
 """Kinds of settings: converting a text of YAML or of the command line to a value, and back.
 
-A value is always read from the text that the user wrote, never from what YAML makes of it: so ``none``,
-``off``, ``1`` and ``010`` stay what they look like, and the command line follows the same rules as the file.
-What YAML takes the text for (its tag) only decides whether the type is right.
+A value is always read from the text that the user wrote, never from YAML's conversion of it. So ``none``,
+``off``, ``1`` and ``010`` keep their meaning as text, and the command line follows the same rules as the
+file. The type that YAML assigns to the text (its tag) is used only to check whether the type is right.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class SettingKind:
 
     Attributes:
         wants: A description of a valid value ("a duration such as 10s").
-        read: Text to value; raises ValueError or ConfigError with the cause. Kinds of lists and of keys with
-            values are given a ``YamlNode`` instead, and raise its faults.
-        show: Value to a text that reads back as the same value; lists and dictionaries of strings and whole
-            numbers for the kinds that are not scalars.
-        tags: YAML's short types that are right for it (``str``, ``int``, ``float``, ``bool``, ``map``, ...).
-        bounded: True when ``wants`` says more than the key's explanation does.
-        schema: JSON Schema of the value as YAML 1.2 or JSON has it; ``read`` may be stricter.
+        read: Converts text to a value; raises ValueError or ConfigError with the cause. Kinds of lists and of
+            keys with values get a ``YamlNode`` instead, and raise its faults.
+        show: Converts a value to a text that reads back as the same value. Kinds that are not scalars return
+            lists and dictionaries of strings and whole numbers.
+        tags: YAML's short types that are valid for it (``str``, ``int``, ``float``, ``bool``, ``map``, ...).
+        bounded: True if ``wants`` says more than the key's explanation.
+        schema: JSON Schema of the value, as in YAML 1.2 or JSON; ``read`` may be stricter.
     """
 
     wants: str
@@ -51,7 +51,7 @@ class SettingKind:
 
 
 def text_schema(pattern: str) -> dict[str, Any]:
-    """Return the JSON Schema of a text between blanks."""
+    """Return the JSON Schema of a text that may have blanks around it."""
     return {"type": "string", "pattern": rf"^\s*{pattern}\s*$"}
 
 
@@ -60,7 +60,7 @@ _YAML_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y",
 
 
 def quote(text: str) -> str:
-    """Write a text as a YAML scalar that every reader reads as a text."""
+    """Write a text as a YAML scalar that every YAML reader reads as a text."""
     if _BARE.fullmatch(text) and text.lower() not in _YAML_WORDS and not text.endswith(":"):
         return text
     escaped = "".join(
@@ -70,13 +70,13 @@ def quote(text: str) -> str:
 
 
 def float_text(value: float) -> str:
-    """Write a number so that YAML reads it as one: it needs a dot."""
+    """Write a number so that YAML reads it as a float: it needs a dot."""
     mantissa, e, exponent = repr(value).partition("e")
     return mantissa + (".0" if e and "." not in mantissa else "") + e + exponent
 
 
 def choice(values: type[enum.StrEnum], *permitted: enum.StrEnum) -> SettingKind:
-    """One of a few words, spelled exactly: any of an enumeration, or some of it."""
+    """Return the kind of one word out of an enumeration, or out of some of its values, spelled exactly."""
     choices = [str(v) for v in permitted or values]
     shown = [value or "empty" for value in choices]
     listed = f"{', '.join(shown[:-1])} or {shown[-1]}"
@@ -90,12 +90,12 @@ def choice(values: type[enum.StrEnum], *permitted: enum.StrEnum) -> SettingKind:
 
 
 def _as_yaml_1_1(values: Iterable[str]) -> list[bool]:
-    """Return the booleans as which YAML 1.1 reads ``on`` and ``off``."""
+    """Return the booleans that YAML 1.1 reads for ``on`` and ``off`` among the values."""
     return [value == "on" for value in values if value in ("on", "off")]
 
 
 def whole(low: int, high: int) -> SettingKind:
-    """A whole number between two bounds, both allowed."""
+    """Return the kind of a whole number between two bounds, both included."""
 
     def read(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,12}", text):
@@ -137,7 +137,7 @@ def parse_duration(text: str) -> float:
         Seconds.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a duration.
     """
     body = text.strip()
     if body == "0":
@@ -170,7 +170,7 @@ def show_duration(seconds: float) -> str:
 
 
 def duration(low: float, high: float) -> SettingKind:
-    """A length of time between two bounds in seconds, both allowed."""
+    """Return the kind of a duration between two bounds in seconds, both included."""
     between = f"{show_duration(low)} to {show_duration(high)}"
 
     def read(text: str) -> float:
@@ -249,7 +249,7 @@ def read_amount(text: str, milli: bool = False) -> int:
     """Read an amount of a resource that cannot be negative.
 
     Raises:
-        ValueError: It is no amount, or negative.
+        ValueError: It is not an amount, or it is negative.
     """
     amount = parse_quantity(text, milli=milli)
     if amount < 0:

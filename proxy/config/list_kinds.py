@@ -28,7 +28,7 @@ _AMOUNT_TAGS = frozenset({"str", "int", "float"})
 _NODE = whole(0, 1023)
 _HUGE = "hugepages-"
 EVICTION_DEFAULT = 100 << 20
-"""Bytes of kubelet's ``memory.available`` where ``evictionHard`` is not set."""
+"""Bytes of kubelet's ``memory.available`` if ``evictionHard`` is not set."""
 _SIGNALS = (
     "memory.available",
     "nodefs.available",
@@ -51,7 +51,7 @@ def _options(
     schemas: Mapping[str, Mapping[str, Any]],
     shown: Callable[[Any], dict[str, str]],
 ) -> SettingKind:
-    """Return the kind of a policy's options: texts by name that ``parse`` reads, with a JSON Schema each."""
+    """Return the kind of a policy's options: texts by name, which ``parse`` reads; each has a JSON Schema."""
     known = tuple(schemas)
 
     def read(tree: YamlNode) -> Any:

@@ -1,12 +1,12 @@
 """Reads a ``Config`` from YAML text and command-line options; errors name the file, the line and the key.
 
-The file is composed into nodes and not constructed into objects: nodes still know their line, repeated keys,
-and the text as it was written.
+The file is composed into nodes and not constructed into objects, because nodes keep their line, repeated
+keys, and the text as it was written.
 
 Drop-ins, in the directory ``config.d`` next to the configuration file, are merged over the file in the order
 of their names, key by key: keys with values are merged, at any depth, and everything else (words, numbers,
-lists) is replaced as a whole. So a drop-in can add an entry to ``hooks.settings`` and replace one, and it
-cannot remove one.
+lists) is replaced as a whole. So a drop-in can add or replace an entry of ``hooks.settings``, but cannot
+remove one.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ def load(
     """Read the configuration file and its drop-ins.
 
     Args:
-        path: A file that the user named; None for the usual place, which may be missing.
-        default: The usual place.
-        trusted: Whether a file that another user could have written is rejected, as the daemon follows it.
-        cluster: The settings of the cluster as text, in place of its file; a fault in them is an error.
+        path: A file that the user named; None for the default path, where the file may be missing.
+        default: The default path.
+        trusted: Reject a file that another user could have written, because the daemon follows it.
+        cluster: The settings of the cluster as text, instead of its file; a fault in them is an error.
 
     Returns:
-        The configuration; all defaults where the usual file does not exist.
+        The configuration; all defaults if the file at the default path does not exist.
 
     Raises:
         ConfigError: The named file is missing, or a file is unreadable, refused or not trusted.
@@ -123,7 +123,7 @@ def load(
 
 
 def _cluster_text(own_config: Config, trusted: bool) -> str | TopoproxyError | None:
-    """Return the settings of the cluster as text; None for none, and an error where they cannot be read."""
+    """Return the settings of the cluster as text; None for none, or an error if they cannot be read."""
     file = file_of(own_config.cluster_facts.directory, own_config.cluster_config.allowed)
     try:
         return None if file is None else _text(file, trusted)
@@ -136,7 +136,7 @@ def _cluster_text(own_config: Config, trusted: bool) -> str | TopoproxyError | N
 def _with_cluster(
     own_config: Config, root: yaml.Node | None, cluster_text: str | TopoproxyError | None
 ) -> Config:
-    """Return a configuration with the settings of the cluster; without them where they are rejected."""
+    """Return a configuration with the settings of the cluster, or without them if they are rejected."""
     if cluster_text is None:
         return own_config
     try:
@@ -221,7 +221,7 @@ def parse(text: str, source: str) -> Config:
         source: Its name in messages.
 
     Raises:
-        ConfigError: All that is wrong with it, one problem a line.
+        ConfigError: All problems of the text, one on each line.
     """
     problems: list[str] = []
     root = _composed(text, "", problems)
@@ -230,18 +230,18 @@ def parse(text: str, source: str) -> Config:
 
 
 def _whole(file: Path, texts: Mapping[Path, str], former: list[str]) -> tuple[yaml.Node | None, str]:
-    """Read a file and its drop-ins, each by itself first: replaced settings must be valid, too.
+    """Read a file and its drop-ins, each by itself first, because replaced settings must be valid too.
 
     Args:
         file: The file.
-        texts: What it and its drop-ins contain.
-        former: Gets a sentence for each key that has another name now.
+        texts: The content of the file and of its drop-ins.
+        former: Gets a sentence for each key that was renamed.
 
     Returns:
         The merged nodes, and their name in messages.
 
     Raises:
-        ConfigError: Something is wrong with one of them.
+        ConfigError: One of them is invalid.
     """
     problems: list[str] = []
     if texts.keys() == {file}:
@@ -265,7 +265,7 @@ def _whole(file: Path, texts: Mapping[Path, str], former: list[str]) -> tuple[ya
 
 
 def _composed(text: str, name: str, problems: list[str]) -> yaml.Node | None:
-    """Return the nodes of a file; None where it is empty, or where it is not YAML, which is a problem."""
+    """Return the nodes of a file; None if it is empty, or not YAML, which is added to ``problems``."""
     import yaml
 
     try:
@@ -294,14 +294,14 @@ def _checked(root: yaml.Node | None, source: str, problems: list[str]) -> Config
 
 
 def override(config: Config, values: Mapping[str, tuple[str, str | None]]) -> Config:
-    """Replace settings by words of the command line.
+    """Replace settings by options of the command line.
 
     Args:
-        config: The configuration by its files.
+        config: The configuration from the files.
         values: Key (``log.level`` for one of a section) to the option's name and its text (None: leave).
 
     Raises:
-        UsageError: A word is refused.
+        UsageError: An option is refused.
     """
     for key, (option, text) in values.items():
         if text is None:
@@ -383,7 +383,7 @@ def _place(name: str, line: int) -> str:
 
 
 def _meant(key: str, known: list[str], prefix: str) -> str:
-    """Suggest the key that was probably intended, also one that belongs to a section."""
+    """Suggest the key that was probably intended, including keys of a section."""
     for item, section, setting in keys(Config):
         if setting is None and not prefix and key in {k for _, k, _ in keys(getattr(Config(), item.name))}:
             return f"; did you mean {section}.{key}?"

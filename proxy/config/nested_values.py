@@ -1,7 +1,7 @@
 """Structured values: lists and mappings, each piece with its line in the file.
 
-The parts are read one by one, and the first error ends it: a file whose aliases multiply into
-billions of pieces costs no more than the pieces up to that fault.
+The pieces are read one by one, and the first error ends the reading. So a file whose aliases multiply into
+billions of pieces costs no more than the pieces up to that error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SettingError(ValueError):
 
     Attributes:
         line: Its line.
-        path: Where it is below its key, such as ``[0].limits``; empty for the whole value.
+        path: Its place below its key, such as ``[0].limits``; empty for the whole value.
     """
 
     def __init__(self, line: int, path: str, cause: str) -> None:
@@ -49,11 +49,11 @@ class YamlNode:
         """Return the text as it is written in the file.
 
         Args:
-            wants: What a good value is, as text.
-            tags: YAML's short types that are right.
+            wants: A description of a valid value.
+            tags: YAML's short types that are valid.
 
         Raises:
-            SettingError: It is nothing, or of another type.
+            SettingError: It is empty, or of another type.
         """
         tag = self._node.tag.rpartition(":")[2]
         if self._node.id != "scalar" or tag not in tags:
@@ -81,7 +81,7 @@ class YamlNode:
         """Iterate over the members of a list.
 
         Raises:
-            SettingError: It is none.
+            SettingError: It is not a list.
         """
         if self._node.id != "sequence":
             raise self.fault(f"must be {wants}, not {clash(self._node)}")
@@ -92,11 +92,11 @@ class YamlNode:
         """Return the whole content as plain values that cannot change.
 
         Returns:
-            A string, a number, a boolean, a tuple, or a ``FrozenMapping`` with strings as keys. What YAML 1.1
-            takes for a number and people do not (``010``, ``1:30``, ``0x1f``) is the text that was written.
+            A string, a number, a boolean, a tuple, or a ``FrozenMapping`` with strings as keys. A text that
+            only YAML 1.1 reads as a number (``010``, ``1:30``, ``0x1f``) stays the text that was written.
 
         Raises:
-            SettingError: Something has no value, is nested too deep, or is too much.
+            SettingError: A piece has no value or is nested too deep, or there are too many pieces.
         """
         return self._plain(depth, [_PIECES])
 
@@ -133,7 +133,7 @@ def clash(node: Any) -> str:
 
 
 def meant(key: str, known: Iterable[str], prefix: str = "") -> str:
-    """Suggest the word that was probably intended; empty where none is similar."""
+    """Suggest the word that was probably intended; empty if none is similar."""
     import difflib
 
     lower = {k.lower(): k for k in known}

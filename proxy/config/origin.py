@@ -13,9 +13,9 @@ class Origin:
     """The file and the command-line options that a configuration came from.
 
     Attributes:
-        file: The file that the command line named; None for the usual place.
+        file: The file that the command line named; None for the default path.
         options: Key to the option that replaces it and the option's value. They take precedence over the
-            file, also at a reload.
+            file, even at a reload.
         trusted: Whether files that another user could have written are refused.
     """
 

@@ -124,8 +124,8 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def configuration_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a configuration file and of a drop-in.
 
-    It describes single values. What check-config checks beyond that (ranges of durations, settings that
-    contradict each other, the machine) it does not.
+    It describes single values. It does not describe the other checks of check-config: ranges of durations,
+    settings that contradict each other, and the machine.
     """
     header = {
         "apiVersion": {"description": "The version of this form.", "const": API_VERSION},

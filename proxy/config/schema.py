@@ -1,7 +1,7 @@
 """The configuration: one frozen value, each field with its YAML key, its bounds and its explanation.
 
 The same table reads the file, checks the command line, and prints the defaults
-(``topoproxy check-config --defaults``), so the three cannot differ. Where kubelet has a setting, its name and
+(``topoproxy check-config --defaults``), so the three cannot differ. If kubelet has a setting, its name and
 its terms are used.
 """
 
@@ -82,16 +82,17 @@ KIND = "TopoproxyConfiguration"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole configuration. Durations are seconds, sockets and directories absolute paths.
+    """The whole configuration. Durations are in seconds; sockets and directories are absolute paths.
 
     Attributes:
         reserved_memory: NUMA node to resource to bytes.
-        eviction_memory: Bytes of ``memory.available`` in ``evictionHard``; None where it is not set.
-        source: The file that it came from, for messages; not a setting and no part of equality.
-        origin: How to read it again; None where it cannot be. Not a setting either.
-        own: The configuration without the settings of the cluster; None without such. Not a setting either.
-        cluster_fault: Why the settings of the cluster are ignored; empty where they are not. Not a setting.
-        former_keys: One sentence for each key of the files that has another name now. Not a setting.
+        eviction_memory: Bytes of ``memory.available`` in ``evictionHard``; None if it is not set.
+        source: The file that it came from, for messages. Not a setting, and ignored by comparisons with
+            ``==``.
+        origin: How to read it again; None if that is impossible. Not a setting.
+        own: The configuration without the settings of the cluster; None if there are none. Not a setting.
+        cluster_fault: Why the settings of the cluster are ignored; empty if they are not. Not a setting.
+        former_keys: One sentence for each key of the files that was renamed. Not a setting.
     """
 
     mode: NodeMode = field(
@@ -372,8 +373,8 @@ class Config:
     def reserved_cpu_amount(self) -> int | None:
         """How many CPUs ``kubeReserved`` and ``systemReserved`` keep, rounded up together.
 
-        None where neither says it, and where ``reservedSystemCPUs`` names CPUs: that list wins over the
-        amounts (kubernetes v1.36 cmd/kubelet/app/server.go, run).
+        None if neither sets an amount, or if ``reservedSystemCPUs`` names CPUs: that list takes precedence
+        over the amounts (kubernetes v1.36 cmd/kubelet/app/server.go, run).
         """
         amounts = [part.cpu for part in (self.kube_reserved, self.system_reserved) if part.cpu is not None]
         return None if not amounts or self.reserved_system_cpus else -(-sum(amounts) // 1000)

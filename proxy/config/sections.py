@@ -27,7 +27,7 @@ from proxy.model.koordinator import BeCpuset, KeepQuota, NodeBindPolicy, NumaStr
 
 @dataclass(frozen=True, slots=True)
 class ReserveConfig:
-    """What is kept for the system; None where an amount is not given.
+    """The resources that are reserved for the system; None if an amount is not given.
 
     Attributes:
         cpu: Thousandths of a CPU.
@@ -55,7 +55,7 @@ class ReserveConfig:
 
 @dataclass(frozen=True, slots=True)
 class KubeletConfig:
-    """What may be read from kubelet. Paths are None where they are not given."""
+    """The data that may be read from kubelet. Paths are None if they are not given."""
 
     pods: str = field(
         default="",
@@ -139,7 +139,7 @@ class KubeletConfig:
 
     @property
     def plugin_directory(self) -> Path:
-        """Where device plug-ins register with kubelet."""
+        """The directory where device plug-ins register with kubelet."""
         return self.state_dir / "device-plugins"
 
 
@@ -148,7 +148,7 @@ class PodResourcesConfig:
     """Serving kubelet's pod-resources API.
 
     Attributes:
-        serve: None where it is not served.
+        serve: The socket; None if the API is not served.
     """
 
     serve: Path | None = field(
@@ -164,7 +164,7 @@ class PodResourcesConfig:
 
 @dataclass(frozen=True, slots=True)
 class DevicePluginsConfig:
-    """Being the device manager of device plug-ins that register here."""
+    """Acting as the device manager of device plug-ins that register here."""
 
     enabled: bool = field(
         default=False,
@@ -210,7 +210,7 @@ class DevicePluginsConfig:
 
 @dataclass(frozen=True, slots=True)
 class KoordinatorConfig:
-    """What Koordinator's users write at a Node object, for nodes that have none."""
+    """Settings that Koordinator's users write to a Node object, for nodes without one."""
 
     reserved_cpus: CpuSet = field(
         default=CpuSet(),
@@ -304,7 +304,7 @@ class KoordinatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class BeSuppressConfig:
-    """Keeping BE pods within what the others leave."""
+    """Limiting BE (best effort) pods to the CPU time that the other pods leave."""
 
     mode: SuppressMode = field(
         default=SuppressMode.OFF,
@@ -341,7 +341,7 @@ class BeSuppressConfig:
 
 @dataclass(frozen=True, slots=True)
 class ApplyConfig:
-    """What the kernel does for cpusets beyond keeping them."""
+    """Settings for the kernel beyond the plain cpusets."""
 
     partitions: OwnerPartitions = field(
         default=OwnerPartitions.NONE,
@@ -357,7 +357,7 @@ class ApplyConfig:
 
 @dataclass(frozen=True, slots=True)
 class SettleConfig:
-    """The second, lasting write of a cpuset, through the runtime."""
+    """The second write of a cpuset, through the runtime, which makes it last."""
 
     enabled: bool = field(
         default=True,

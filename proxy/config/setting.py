@@ -1,4 +1,4 @@
-"""Keys of the configuration file, and how the fields of a dataclass carry them."""
+"""Keys of the configuration file, and how they are attached to the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Setting:
         kind: How its value is read.
         doc: Its explanation.
         live: A reload changes it in the running daemon; otherwise it takes effect at the next start.
-        restart_for: Values of a live key from which and to which only a restart changes it.
-        rule: The field of ``proxy.engine.node.Node`` that takes its value as it is; empty for none.
+        restart_for: Values of a live key: a change from or to one of them takes effect only at a restart.
+        rule: The field of ``proxy.engine.node.Node`` that takes the value unchanged; empty for none.
     """
 
     key: str
@@ -30,7 +30,7 @@ class Setting:
     rule: str = ""
 
     def changes_live(self, before: object, after: object) -> bool:
-        """Return whether a reload changes it in the running daemon from one value to another."""
+        """Return whether a reload can change it from one value to another in the running daemon."""
         return self.live and not any(value in (before, after) for value in self.restart_for)
 
 
@@ -43,12 +43,12 @@ def key(
     restart_for: Iterable[object] = (),
     rule: str = "",
 ) -> dict[str, Setting]:
-    """Return the metadata of a field that is a key."""
+    """Return the metadata of a field that stands for a key."""
     return {"setting": Setting(name, kind, doc, live, frozenset(restart_for), rule)}
 
 
 def section(name: str, doc: str) -> dict[str, str]:
-    """Return the metadata of a field that holds keys of its own."""
+    """Return the metadata of a field that stands for a section, which has keys of its own."""
     return {"section": name, "doc": doc}
 
 

@@ -18,7 +18,7 @@ def as_yaml(config: Config, comments: bool = True) -> str:
 
 
 def as_mapping(config: Config) -> dict[str, object]:
-    """Return the settings by key, sections as mappings, values as the file would say them."""
+    """Return the settings by key; sections are mappings, and values are written as in the file."""
     return _mapping(config)
 
 
@@ -56,7 +56,7 @@ def _lines(part: Any, indent: str, comments: bool) -> Iterator[str]:
 
 
 def _block(value: Any, head: str, indent: str) -> Iterator[str]:
-    """Write a dictionary or a list of them below the line that opens it; an empty one on that line."""
+    """Write a dictionary, or a list of them, below the line that opens it; an empty one on that line."""
     if isinstance(value, dict):
         yield head if value else f"{head} {{}}"
         for key, inner in value.items():

@@ -1,7 +1,7 @@
 """Converts a configuration to plain data and back, to pass it from one process to another.
 
-Texts are written as in the file, so the process that receives them reads each value by the same rules, and
-needs no YAML for it.
+Texts are written as in the file, so the receiving process reads each value by the same rules, and does not
+need YAML.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class PlainNode:
 
     @property
     def start_mark(self) -> PlainNode:
-        """Itself: it takes the place of the position in the file."""
+        """The node itself, in place of a position in the file."""
         return self
 
 
 def to_plain(part: Any) -> dict[str, Any]:
-    """Return all settings of a configuration or a section by key, as JSON can hold them."""
+    """Return all settings of a configuration or a section by key, as values that JSON can hold."""
     return {
         key: to_plain(value) if setting is None else setting.kind.show(value)
         for item, key, setting in keys(part)

@@ -32,7 +32,7 @@ from proxy.open_file import open_file
 from proxy.telemetry.port import silent
 
 MOST_BYTES = 16 << 20
-"""No event is larger than what the CRI lets through in one message."""
+"""No event is larger than the largest CRI message."""
 QUOTES = '""'
 """An empty text in YAML."""
 _KEY = re.compile(r"[A-Za-z_]\w*")
@@ -74,7 +74,7 @@ def load_hooks(files: Sequence[Path], pairs: Sequence[str], config: HooksConfig)
 
 
 def _with(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
-    """Set keys of one hook's settings, as if they stood in the configuration.
+    """Set keys of one hook's settings, as if they were in the configuration.
 
     Raises:
         UsageError: A text is not NAME=VALUE, or a value cannot be used in a configuration.
@@ -96,17 +96,17 @@ def _with(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
 
 
 def _cause(error: ConfigError) -> str:
-    """Describe what is wrong with a value, without a position in a text that does not exist."""
+    """Describe why a value is invalid, without the position, because there is no file."""
     message = re.sub(r"^line [0-9]+: ", "", str(error).partition(": ")[2])
     cause = message.removeprefix("hooks.settings.x.config.")
     return f"{cause} (a text with special characters of YAML needs quotes)"
 
 
 def events_for(files: Sequence[str], examples: Sequence[str], hooks: Sequence[Loaded]) -> list[Point]:
-    """Read the events that are meant.
+    """Read the events that the command line names.
 
     Raises:
-        UsageError: It is not clear which, or none of the hooks handles any.
+        UsageError: It names no events, or files and examples, or none of the hooks handles any of the events.
         InputError: One of them is not an event.
     """
     points = ", ".join(sorted({name for loaded in hooks for name in loaded.hook.handlers}))
@@ -120,10 +120,10 @@ def events_for(files: Sequence[str], examples: Sequence[str], hooks: Sequence[Lo
 
 
 def _read_events(files: Sequence[str], examples: Sequence[str]) -> list[Point]:
-    """Read the events that are meant; a file has one, or a list of them.
+    """Read the events from files and examples; a file contains one event or a list of events.
 
     Raises:
-        InputError: A file holds no event, or cannot be read; the message names the file.
+        InputError: A file contains no event, or cannot be read; the message names the file.
         UsageError: There is no such point.
     """
     if examples:
@@ -172,7 +172,7 @@ def _read(file: str) -> object:
 
 
 def run_data(done: DryRunResult) -> dict[str, Any]:
-    """Return what hooks wanted as plain data."""
+    """Return the changes that hooks requested as plain data."""
     requested = [
         {"event": event_to(result.event), "outcome": outcome_to(result.outcome)} for result in done.results
     ]
@@ -180,12 +180,12 @@ def run_data(done: DryRunResult) -> dict[str, Any]:
 
 
 def run_lines(done: DryRunResult) -> Iterator[str]:
-    """Yield what hooks requested, as text."""
+    """Yield the changes that hooks requested, as text."""
     for result in done.results:
         yield from _of_event(result)
         for report in result.failed:
             yield from _failure(report)
-    # what failed at configure or shutdown was no event's
+    # failures at configure or shutdown belong to no event
     shown = {report.name for result in done.results for report in result.failed}
     for report in done.failed:
         if report.name not in shown:
@@ -222,8 +222,8 @@ class EventResult:
 
     Attributes:
         event: The event.
-        outcome: Of the call.
-        failed: The state of the hooks that failed at it.
+        outcome: The outcome of the call.
+        failed: The reports of the hooks that failed.
         handled: A hook was called.
     """
 
@@ -239,7 +239,7 @@ class DryRunResult:
 
     Attributes:
         results: The events, in order.
-        reports: How each hook did.
+        reports: The report of each hook.
     """
 
     results: Sequence[EventResult]
@@ -247,7 +247,7 @@ class DryRunResult:
 
     @property
     def failed(self) -> list[HookReport]:
-        """Hooks that did not answer as they should have."""
+        """The reports of the hooks that failed."""
         return [report for report in self.reports if report.failures]
 
 
@@ -255,8 +255,8 @@ async def dry_run(hooks: Sequence[Loaded], events: Sequence[Point]) -> DryRunRes
     """Configure hooks, send them events one after the other, and shut them down.
 
     Args:
-        hooks: As they were loaded.
-        events: The events. ``configure`` and ``shutdown`` are sent in any case.
+        hooks: The loaded hooks.
+        events: The events. ``configure`` and ``shutdown`` are always sent too.
 
     Raises:
         HookError: One cannot be configured; the daemon would not use it.
@@ -294,7 +294,7 @@ def _count(report: HookReport) -> int:
 
 
 def handled(hooks: Sequence[Loaded], event: Point) -> bool:
-    """Return whether any of the hooks is called about an event."""
+    """Return whether any of the hooks handles an event."""
     names = {event.NAME, VALIDATES.get(event.NAME)}
     return any(names & loaded.hook.handlers.keys() for loaded in hooks)
 

@@ -53,8 +53,8 @@ def full_name(name: str, known: Iterable[str], what: str) -> str:
 
     Args:
         name: What was typed.
-        known: All names that there are.
-        what: What is to be done, for the error.
+        known: All existing names.
+        what: The action, for the error.
 
     Raises:
         UsageError: There is no such name, or more than one.
@@ -88,8 +88,8 @@ def enable(name: str, file: Path | None) -> None:
     NAME is as topoproxy hooks list --all shows it; its number may be left out. In hooks.directory a link to
     the file is created; a mask there (a link to /dev/null, an empty file) is removed.
 
-    Ends with 1 where a directory has its name, 2 where there is no such hook, 73 where the link cannot be
-    created, 77 without permission.
+    Ends with 1 if a directory has its name, 2 if there is no such hook, 73 if the link cannot be created, 77
+    without permission.
     """
     hooks = read_config(file, {}).hooks
     name = full_name(
@@ -131,8 +131,8 @@ def disable(name: str, file: Path | None) -> None:
     link to /dev/null of the same name in hooks.directory. A file of your own in hooks.directory is not
     touched.
 
-    Ends with 1 where the hook is a file of your own or a server, 2 where there is no such hook, 73 where the
-    link cannot be created, 77 without permission.
+    Ends with 1 if the hook is a file of your own or a server, 2 if there is no such hook, 73 if the link
+    cannot be created, 77 without permission.
     """
     hooks = read_config(file, {}).hooks
     known = {**_files(hooks.directory), **_files(hooks.vendor_directory)}
@@ -157,7 +157,7 @@ def _next(hooks: HooksConfig) -> str:
 
 
 def _warn(link: Path) -> None:
-    """Warn if the daemon will not run what was enabled."""
+    """Warn if the daemon will not run the enabled hook."""
     from proxy.hooks.loader.directories import alone
 
     if reason := alone(link).distrust:
@@ -165,12 +165,12 @@ def _warn(link: Path) -> None:
 
 
 def _files(directory: Path) -> dict[str, Path]:
-    """Return the hook files of a directory by name, masks too."""
+    """Return the hook files of a directory by name, including masks."""
     return {path.stem: path for path in _entries(directory, "*.py")}
 
 
 def _entries(directory: Path | None, pattern: str) -> list[Path]:
-    """Return what is in a directory; nothing where there is none.
+    """Return the matching entries of a directory; none if it does not exist.
 
     Raises:
         PermissionDeniedError: The directory may not be read.
@@ -178,7 +178,7 @@ def _entries(directory: Path | None, pattern: str) -> list[Path]:
     if directory is None:
         return []
     try:
-        names = os.listdir(directory)  # noqa: PTH208 - Path.glob keeps quiet about directories that cannot be read
+        names = os.listdir(directory)  # noqa: PTH208 - Path.glob ignores unreadable directories
     except PermissionError as error:
         raise PermissionDeniedError(f"cannot read the directory {directory}: {error.strerror}") from error
     except OSError:
@@ -191,7 +191,7 @@ def _exists(path: Path) -> bool:
 
 
 def _is_mask(path: Path) -> bool:
-    """Return whether a file of this name is kept from running: it is empty, or a link to ``/dev/null``."""
+    """Return whether the file is a mask: empty, or a link to ``/dev/null``."""
     with suppress(OSError, RuntimeError):
         if path.is_symlink() and path.resolve() == MASK:
             return True
@@ -201,7 +201,7 @@ def _is_mask(path: Path) -> bool:
 
 
 def _leads_nowhere(path: Path) -> bool:
-    """Return whether it is a link to a file that has gone, as after another installation."""
+    """Return whether it is a link to a file that does not exist any more, as after another installation."""
     return os.path.islink(path) and not os.path.exists(path)  # noqa: PTH110, PTH114 - Path's may raise
 
 
@@ -213,7 +213,7 @@ def _change(link: Path, target: Path | None) -> None:
     """Make or replace a link, or remove it, in one step.
 
     Raises:
-        PermissionDeniedError, CannotCreateError: It cannot be done.
+        PermissionDeniedError, CannotCreateError: The change is impossible.
     """
     what = f"cannot create the link {link}" if target else f"cannot remove {link}"
     try:
@@ -261,8 +261,8 @@ def new(
     is readable by all and writable by its owner alone, as the daemon requires; as root, in the directory of
     the configuration, a running daemon loads it at once.
 
-    Ends with 2 for a name that cannot be used, 73 where the file exists already or cannot be created, 77
-    without permission.
+    Ends with 2 for a name that cannot be used, 73 if the file exists already or cannot be created, 77 without
+    permission.
     """
     name = name.removesuffix(".py")
     if not _NAME.fullmatch(name):
@@ -296,18 +296,18 @@ def _next_steps(path: Path) -> list[str]:
 
 
 def make_file(path: Path, text: bytes, *, create_directory: bool) -> None:
-    """Make a file with mode 0644 that is there as a whole or not at all.
+    """Create a file with mode 0644; it appears complete, or not at all.
 
     Args:
-        path: Where.
-        text: What is in it.
-        create_directory: Make its directory, too, where there is none.
+        path: The path of the file.
+        text: Its content.
+        create_directory: Create its directory too, if it does not exist.
 
     Raises:
-        CannotCreateError: There is a file already, or it cannot be created.
+        CannotCreateError: The file exists already, or cannot be created.
         PermissionDeniedError: The process may not create it.
     """
-    if os.path.lexists(path.parent) and not os.path.isdir(path.parent):  # noqa: PTH112 - Path.is_dir may raise
+    if os.path.lexists(path.parent) and not os.path.isdir(path.parent):  # noqa: PTH112 - Path's may raise
         raise CannotCreateError(f"cannot create {path}: {path.parent} is not a directory")
     try:
         if create_directory:
@@ -334,7 +334,7 @@ def registration(file: Path | None) -> None:
     \b
       topoproxy hooks registration > /etc/runtime/hookserver.d/topoproxy.json
 
-    Ends with 78 where hooks.serve is not set.
+    Ends with 78 if hooks.serve is not set.
     """  # noqa: D301 - click wants the real backspace
     from proxy.frontends.hookserver.registration import registration as text
 

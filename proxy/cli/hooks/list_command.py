@@ -1,4 +1,4 @@
-"""``topoproxy hooks list`` and ``validate``: list hooks, and show what is wrong with them."""
+"""``topoproxy hooks list`` and ``validate``: list hooks, and show their errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def in_json(data: Any) -> str:
-    """Write data as JSON that every output can take: what is not valid text (lone surrogates) is escaped."""
+    """Write data as JSON that every output can take: invalid text (lone surrogates) is escaped."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
     try:
         text.encode()
@@ -35,7 +35,7 @@ def in_json(data: Any) -> str:
 
 NOT_ENABLED = "not enabled"
 _POINTS = 44
-"""Columns for points, where they are not all shown."""
+"""Columns for points, if not all of them are shown."""
 
 
 @click.command("list", short_help="List hooks and their errors.")
@@ -54,9 +54,10 @@ def list_hooks(
     the line below says why); masked (a file of the same name takes precedence); disabled (empty, or a link to
     /dev/null); being read; not enabled (comes with topoproxy).
 
-    Where no daemon runs, the files are read as it would read them, which runs them: then STATE is loads.
+    If no daemon runs, the files are loaded as the daemon would load them, which runs them: then STATE is
+    loads.
 
-    Ends with 0 whatever is wrong with hooks.
+    Ends with 0 even if hooks have errors.
     """
     config = config_for(file, admin)
     try:
@@ -102,7 +103,7 @@ def _reported(config: Config, timeout: float) -> Mapping[str, object]:
 
 
 def _not_enabled(entries: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Return the shipped hooks of which no file is in the directories."""
+    """Return the shipped hooks that have no file in the directories."""
     names = {entry.get("name") for entry in entries}
     return [
         {"name": name, "state": NOT_ENABLED, "path": str(path)}
@@ -144,7 +145,7 @@ def _lines(entries: Sequence[Mapping[str, object]], width: int, *, wide: bool) -
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return what is wrong in lines of a terminal; none of it is cut off, as its end says what to do."""
+    """Wrap an error to the width of a terminal; it is never cut off, because its end gives the remedy."""
     indent = "    "
     return textwrap.wrap(
         text,
@@ -157,7 +158,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _retry_text(entry: Mapping[str, object]) -> str:
-    """Return that a hook is not called now, and when it will be."""
+    """Return a text that a hook is not called now, and when it will be."""
     state, again = entry.get("asked"), entry.get("retry_in")
     if state == "open" and isinstance(again, int | float):
         return f"not called after failures in a row; tried again in {again:.0f} s"
@@ -165,7 +166,7 @@ def _retry_text(entry: Mapping[str, object]) -> str:
 
 
 def _threads_text(entry: Mapping[str, object]) -> str:
-    """Return that a PURE hook is not called on the daemon's loop."""
+    """Return a text that a PURE hook is not called on the daemon's loop."""
     if entry.get("in_threads") is not True:
         return ""
     return (
@@ -210,9 +211,9 @@ def span(seconds: Any) -> str:
 def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_json: bool) -> None:
     """Check hook files as the daemon would: name, owner and mode, content, handlers, settings.
 
-    FILE is a hook (NN-name.py), which is loaded but not called, or names a hook server (*json). What a hook
-    prints goes to standard error. Its settings are those that the configuration has for a hook of its name.
-    Only root may be able to write a hook file and the directories that it is in; --untrusted skips this
+    FILE is a hook (NN-name.py), which is loaded but not called, or names a hook server (*json). The output of
+    a hook goes to standard error. Its settings are those that the configuration has for a hook of its name.
+    Only root may be able to write a hook file and the directories that contain it; --untrusted skips this
     check.
 
     Ends with 0 when all files are valid, with 65 and the reasons when one is not.

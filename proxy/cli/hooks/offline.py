@@ -14,10 +14,10 @@ from proxy.hooks.status_data import hooks_page
 def from_directories(config: HooksConfig) -> tuple[list[dict[str, Any]], list[str]]:
     """Examine all files as the daemon would, and run those that it would run; no hook is called.
 
-    What they print goes to standard error.
+    The output of the files goes to standard error.
 
     Returns:
-        What there is, as the daemon gives it, and what else is strange in the directories.
+        The hook files, in the form of the daemon's answer, and other problems of the directories.
     """
     surveyed = survey(config)
     with printing_to_stderr():

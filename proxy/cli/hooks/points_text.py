@@ -60,7 +60,7 @@ def _named(name: str) -> tuple[type[Point] | None, type]:
 
 
 def points_data(names: Sequence[str]) -> dict[str, object]:
-    """Return points and classes as plain data: all of them where no name is given."""
+    """Return points and classes as plain data: all of them if no name is given."""
     classes = [_named(name) for name in names]
     if not classes:
         classes = [(point, point) for point in POINTS.values()] + [(None, cls) for cls in (*FACTS, *ANSWERS)]

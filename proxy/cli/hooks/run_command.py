@@ -54,16 +54,16 @@ def run(
     The hooks run here, as the user of this command: configure, then the events, then shutdown, with their
     deadlines. Their answers are shown and not applied; their own effects, such as writing files, do happen.
     Settings come from the configuration, and --set takes precedence. Several FILEs are called in the order of
-    their names, so conflicts show. What hooks print goes to standard error.
+    their names, so conflicts show. The output of hooks goes to standard error.
 
     \b
-    Try a hook on an event of your own, and on what happens one after the other:
+    Try a hook on an event of your own, and on several events in a row:
       topoproxy hooks run --print-example pre_create_container > event.json
       topoproxy hooks run 50-mine.py --event event.json
       topoproxy hooks run 50-mine.py --example synchronize --example pools_changed
 
-    Ends with 0 when all hooks answered, also where one refuses the call; with 1 when one failed; with 2
-    where none of them handles such events; with 65 when a file or an event is invalid.
+    Ends with 0 when all hooks answered, even if one refuses the call; with 1 when one failed; with 2 when
+    none of them handles such events; with 65 when a file or an event is invalid.
     """  # noqa: D301 - click wants the real backspace
     import asyncio
 
