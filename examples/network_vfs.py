@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """A device plug-in for virtual functions (SR-IOV) of network cards; a template for plug-ins of your own.
 
-A virtual function is a PCI function with a link ``physfn`` to its card. A pod requests one with
+A virtual function is a PCI function with a link ``physfn`` to its card. A pod requests one virtual function
+with
 
     resources: {limits: {example.com/vf: 1}}
 
-and its container gets their PCI addresses in ``PCIDEVICE_EXAMPLE_COM_VF``, and the files of VFIO for those
-that the driver vfio-pci has. A function is healthy while it has a driver and the link of its card is up.
+and its container gets the PCI addresses in ``PCIDEVICE_EXAMPLE_COM_VF``, and VFIO's device files for the
+functions that have the driver vfio-pci. A function is healthy while it has a driver and the link of its card
+is up.
 
     python3 network_vfs.py --interface eth1            # with topoproxy
     python3 network_vfs.py --directory /var/lib/kubelet/device-plugins   # with kubelet's device manager
@@ -35,7 +37,7 @@ class NetworkVfs(DevicePlugin):
         """Read nothing yet.
 
         Args:
-            sysfs: Used in place of ``/sys``.
+            sysfs: The directory to read instead of ``/sys``.
             resource: The resource.
             interface: Only virtual functions of the card with this interface; empty: all cards.
         """
@@ -63,7 +65,7 @@ class NetworkVfs(DevicePlugin):
         return [*must_include, *rest][:size]
 
     def allocate(self, ids: Sequence[str]) -> AllocateAnswer:
-        """Return addresses and files of functions."""
+        """Return the addresses and device files of functions."""
         groups = [
             _target(self._pci / name / "iommu_group")
             for name in ids

@@ -1,8 +1,8 @@
 """What this hook does, for node operators: one sentence here.
 
-Then what they must know: which containers, when, what it needs, what it cannot do. This one is a template and
-does nothing useful: pods with an annotation (``example.com/note: ...``) get it as a variable of the
-environment.
+Then the facts that they must know: which containers, when, what the hook needs, what it cannot do. This hook
+is a template and does nothing useful: the containers of pods with an annotation (``example.com/note: ...``)
+get it as an environment variable.
 
 Configured under the name of this file, without ``.py``::
 
@@ -21,24 +21,24 @@ from dataclasses import dataclass, field
 
 from proxy.hooks.api import Adjustment, Configure, PreCreateContainer, Veto
 
-# The version of the interface that this file is written for. It must be there.
+# The version of the interface that this file is written for. It is required.
 API_VERSION = 1
 
 # Seconds that one answer may take, and what happens to a call when this hook fails ("Ignore" or "Fail"). Both
-# may be left out; what is configured for this hook wins.
+# are optional; the configuration of this hook takes precedence.
 TIMEOUT = 0.2
 FAILURE_POLICY = "Ignore"
 
-# A file that only computes (no while, try or with, few imports) costs half as much if it says so. A call of
-# it may be repeated then. Set it to True if yours only computes.
+# A file that only computes (no while, try or with, few imports) costs half as much if it sets PURE = True.
+# Its calls may then be repeated.
 PURE = False
 
 
-# What can be configured, with defaults. The daemon checks the configuration against it before the hook is
-# used. Leave the class out where there is nothing to configure.
+# The settings of the hook, with defaults. The daemon checks the configuration against this class before the
+# hook is used. Leave the class out if there is nothing to configure.
 @dataclass(frozen=True)
 class Settings:
-    """What can be configured."""
+    """The settings of this hook."""
 
     annotation: str = field(
         default="example.com/note", metadata={"help": "The pod's annotation that is handed on."}
@@ -56,7 +56,7 @@ _settings = Settings()
 
 
 def configure(event: Configure) -> None:
-    """Take the settings; comes once, before anything else."""
+    """Take the settings; called once, before all other functions."""
     global _settings
     _settings = event.settings
 
@@ -64,7 +64,7 @@ def configure(event: Configure) -> None:
 # Each function that is named after a hook point is called there; "topoproxy hooks points" names all of them.
 # "async def" works, too. Functions of your own may have any other name.
 def pre_create_container(event: PreCreateContainer) -> Adjustment | Veto | None:
-    """Hand the note on. What an answer leaves out stays as it is; None is no answer at all."""
+    """Pass the note on. Fields that an answer leaves out stay unchanged; None changes nothing."""
     note = event.pod.annotations.get(_settings.annotation)
     if note is None or _settings.variable in event.container.envs:
         return None

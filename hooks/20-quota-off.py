@@ -1,18 +1,18 @@
 """No CFS quota for containers that own CPUs, chosen by class or by an annotation of their pod.
 
-A quota throttles a container that may use all of its CPUs anyway, although no other container wants them.
-topoproxy itself lifts the quota of all containers that own CPUs, and restores it when they own none any more
-(``koordinator.keepCFSQuota: never``, the default). Use this hook where that is
-too much or too coarse: with ``keepCFSQuota: always`` (or ``several-containers``) all containers keep the
-quota except those that are chosen here.
+A quota throttles a container that owns CPUs although no other container may use these CPUs. topoproxy itself
+lifts the quota of all containers that own CPUs, and restores it when they own none any more
+(``koordinator.keepCFSQuota: never``, the default). Use this hook if that is too much or too coarse: with
+``keepCFSQuota: always`` (or ``several-containers``) all containers keep the quota except those that are
+chosen here.
 
-A container is chosen if it owns CPUs, its class is one of ``classes``, and, where ``annotation`` is set, its
-pod has that annotation. The quota goes with the create and stays off at kubelet's later updates. The pod's
-group has a quota as well, the sum of its containers'; it is taken off before the container starts, else it
-would hold the container back just the same (``pod: false`` leaves it). It stays off until the pod ends. Under
-systemd on cgroup v2 a daemon-reload brings it back until the container's next update or start.
+A container is chosen if it owns CPUs, its class is one of ``classes``, and its pod has ``annotation``, if
+that is set. The quota is removed at the create and stays off at kubelet's later updates. The pod's cgroup has
+a quota as well, the sum of its containers' quotas. It would throttle the container just the same, so it is
+removed before the container starts (``pod: false`` leaves it). It stays off until the pod ends. Under systemd
+on cgroup v2, a daemon-reload restores it until the container's next update or start.
 
-Containers that are there when this hook is enabled keep their quota until they are made again, or updated.
+Containers that exist when this hook is enabled keep their quota until they are created again, or updated.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def configure(event: Configure) -> None:
 
 
 def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
-    """Make the container without a quota."""
+    """Create the container without a quota."""
     if not _chosen(event.pod, event.decision) or event.container.resources.cpu_quota < 1:
         return None
     return Adjustment(cpu_quota=-1)
 
 
 def pre_start_container(event: PreStartContainer) -> None:
-    """Take the quota off the pod's group."""
+    """Remove the quota of the pod's cgroup."""
     _open(event.pod, event.decision)
 
 
@@ -84,12 +84,12 @@ def pre_update_container_resources(event: PreUpdateContainerResources) -> Adjust
 
 
 def post_update_container_resources(event: PostUpdateContainerResources) -> None:
-    """Take the quota off the pod's group again: a resize sets it."""
+    """Remove the quota of the pod's cgroup again, because a resize sets it."""
     _open(event.pod, event.decision)
 
 
 def _open(pod: PodFacts, decision: Decision) -> None:
-    """Take the quota off the pod's group; where that cannot be, containers go without theirs anyway."""
+    """Remove the quota of the pod's cgroup; if that fails, the containers' own quotas are still off."""
     if not _settings.pod or not _chosen(pod, decision):
         return
     try:
@@ -101,7 +101,7 @@ def _open(pod: PodFacts, decision: Decision) -> None:
 
 
 def _chosen(pod: PodFacts, decision: Decision) -> bool:
-    """Return whether a container should have no quota, and the engine leaves it one."""
+    """Return whether a container should have no quota, but the engine leaves it one."""
     if not decision.own or decision.unlimited:
         return False
     if _settings.classes and (pod.qos or pod.kube_qos) not in _settings.classes:

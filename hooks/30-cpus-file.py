@@ -1,6 +1,6 @@
-"""A container's CPUs and memory nodes as variables of its environment, and in a file that is kept up to date.
+"""A container's CPUs and memory nodes as environment variables, and in a file that is kept up to date.
 
-What is written, to the environment and to the file::
+The environment and the file contain::
 
     EXCLUSIVE_CPUS=2-5        CPUs that no other container runs on; empty if it owns none
     SHARED_CPUS=              the other CPUs that it may run on
@@ -9,20 +9,20 @@ What is written, to the environment and to the file::
 and with ``peers``, for each other container of the pod, ``PEER_CPUS_`` and its name (in capitals, everything
 but letters and digits is ``_``): the CPUs that it may run on.
 
-The environment is that of the create. CPUs can change while a container runs (the shared pool shrinks and
-grows); then the file is updated: ``/run/topoproxy/cpus`` in the container, in a directory that is mounted
-read-only. It is replaced as a whole, so it is never read half; watch the directory, not the file. It has
-lines for a shell::
+The environment shows the CPUs at the create. CPUs can change while a container runs (the shared pool shrinks
+and grows). Then the file is updated: ``/run/topoproxy/cpus`` in the container, in a directory that is mounted
+read-only. The file is replaced as a whole, so no process reads half of it; watch the directory, not the file.
+Its lines are for a shell::
 
     . /run/topoproxy/cpus; exec taskset --cpu-list "$EXCLUSIVE_CPUS" program
 
-The file is exact after each create, start and update of the container. In between, a container that shares a
-pool sees its pool; one that has been narrowed to a part of its pool sees that part without CPUs that got an
-owner. What other hooks narrow is in the file, but not in the environment. Variables that the container sets
-itself, and its own mounts at that path, stay as they are.
+The file is exact after each create, start and update of the container. Between these events, the file of a
+container that shares a pool shows the pool. The file of a container that was narrowed to a part of its pool
+shows that part without the CPUs that got an owner. CPUs that other hooks narrow are in the file, but not in
+the environment. Variables that the container sets itself, and its own mounts at that path, stay unchanged.
 
-The files lie below ``root``, one directory for each container, on a file system that the runtime sees as
-well. They are removed with the container; those of containers whose creation failed are removed with a
+The files are below ``root``, in one directory for each container, on a file system that the runtime also
+sees. They are removed with the container. The files of containers whose creation failed are removed with a
 sandbox of their pod, or at the next start of the daemon, if they are two minutes old. With SELinux the
 directory needs a label that containers may read:
 ``semanage fcontext -a -t container_file_t '/run/topoproxy/hooks/cpus(/.*)?'``.
@@ -73,7 +73,7 @@ _writing = threading.Lock()
 
 @dataclass(frozen=True)
 class Settings:
-    """Which containers get a file, where, and under which names."""
+    """The containers that get a file, its directory, and the names in it."""
 
     which: Literal["owners", "annotated", "all"] = field(
         default="owners",
@@ -181,7 +181,7 @@ def post_remove_container(event: PostRemoveContainer) -> None:
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)
         with contextlib.suppress(OSError):
-            directory.parent.rmdir()  # the last one of its pod
+            directory.parent.rmdir()  # it was the last directory of its pod
     _write_all(gone)
 
 
@@ -224,7 +224,7 @@ def _lines(own: CpuSet, cpus: CpuSet, mems: Mask | None, peers: Mapping[str, Cpu
 
 
 def _write_all(changed: Iterable[Member]) -> None:
-    """Write the files of these containers, and of their peers where those show them."""
+    """Write the files of these containers, and of their peers if these show them."""
     keys = {(member.uid, member.name, member.attempt) for member in changed}
     for uid in {uid for uid, _, _ in keys}:
         with _writing:  # the file that is written last has the newest facts
@@ -235,7 +235,7 @@ def _write_all(changed: Iterable[Member]) -> None:
                 if directory is None or not (mine or _settings.peers) or not (directory / FILE).exists():
                     continue
                 peers = {peer.name: peer.cpus for peer in pod if peer.name != member.name}
-                with contextlib.suppress(FileNotFoundError):  # the container has gone meanwhile
+                with contextlib.suppress(FileNotFoundError):  # the container has just been removed
                     _write(directory, _lines(member.own, member.cpus, member.mems, peers))
 
 

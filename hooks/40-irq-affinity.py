@@ -1,4 +1,4 @@
-"""Interrupts of devices away from CPUs that containers own.
+"""Keeps interrupts of devices away from CPUs that containers own.
 
 The kernel may deliver the interrupts of disks and network cards to any CPU, including exclusive CPUs of a
 container, whose program then stalls for a few microseconds. This hook removes exclusive CPUs from the
@@ -6,20 +6,21 @@ affinity of all interrupts (``/proc/irq/*/smp_affinity_list``) and from the defa
 (``/proc/irq/default_smp_affinity``). The original values are restored when no container owns those CPUs any
 more, and when the daemon stops or the hook is removed (``give_back``).
 
-It needs the drop-in ``systemd/examples/topoproxy.service.d/30-irq-affinity.conf``; else the unit has
-``/proc/irq`` read-only.
+It needs the drop-in ``systemd/examples/topoproxy.service.d/30-irq-affinity.conf``, because otherwise the unit
+has ``/proc/irq`` read-only.
 
 What it cannot do:
 
 - Interrupts whose affinity the kernel manages itself, such as those of NVMe queues: they stay, and the log
-  has their number. ``isolcpus=managed_irq,...`` on the kernel's command line keeps them off CPUs.
+  reports how many. ``isolcpus=managed_irq,...`` on the kernel's command line keeps them off CPUs.
 - Timers and interprocessor interrupts: they belong to each CPU.
-- irqbalance, where it runs, moves interrupts on its own. Stop it, or configure the CPUs that may be owned:
-  ``IRQBALANCE_BANNED_CPULIST=2-31``. What it has moved is moved again when an owner comes or goes.
+- irqbalance, if it runs, moves interrupts on its own. Stop it, or configure the CPUs that may be owned:
+  ``IRQBALANCE_BANNED_CPULIST=2-31``. Interrupts that it has moved are moved back when an
+  owner is added or removed.
 - If this hook is removed while the daemon is stopped, the affinities remain until the next boot.
 
-Everything happens apart from the calls; nothing waits for it. A container is usually rid of interrupts before
-its program starts.
+Everything happens in the background, and no call waits for it. A container's CPUs are usually free of
+interrupts before its program starts.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ API_VERSION = 1
 TIMEOUT = 10.0  # a machine may have thousands of interrupts
 
 AGAIN_S = 30.0
-"""After this time files are compared again although the owners are the same."""
+"""After this time the files are checked again although the owners are the same."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Settings:
 
 
 class _State:
-    """What is known, and what was done last."""
+    """The known owners, and the last changes."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
@@ -109,7 +110,7 @@ def synchronize(event: Synchronize) -> None:
 
 
 def machine_changed(event: MachineChanged) -> None:
-    """Know which CPUs are online."""
+    """Record which CPUs are online."""
     _follow(event)
 
 
@@ -124,7 +125,7 @@ def post_create_container(event: PostCreateContainer) -> None:
 
 
 def post_start_container(event: PostStartContainer) -> None:
-    """Do so at the latest now."""
+    """Keep interrupts off the owner's CPUs now at the latest."""
     _follow(event)
 
 

@@ -1,33 +1,35 @@
 """CRI-O's annotations for low latency, for pods on containerd.
 
-The names and values are those of CRI-O's high-performance hooks (crio.conf(5)); they hold for containers that
-own CPUs, as there, and are set by the pod:
+The names and values are those of CRI-O's high-performance hooks (crio.conf(5)). As in CRI-O, the pod sets
+them, and they apply to containers that own CPUs:
 
 ``cpu-quota.crio.io: disable``
     No CFS quota for the container and the pod's cgroup.
 ``irq-load-balancing.crio.io: disable`` or ``housekeeping``
-    Interrupts of devices stay off the container's CPUs, or off all but the first one and its hardware
-    threads; those are in the variable ``OPENSHIFT_HOUSEKEEPING_CPUS`` then. What the hook 40-irq-affinity
-    says of interrupts holds here, too; both may run.
+    Interrupts of devices stay off the container's CPUs, or (``housekeeping``) off all except the threads of
+    the first CPU's core, which the variable ``OPENSHIFT_HOUSEKEEPING_CPUS`` names then. The limits that the
+    hook 40-irq-affinity describes apply here too; both hooks may run.
 ``cpu-c-states.crio.io: disable``, ``enable`` or ``max_latency:N``
-    How deep its CPUs may sleep: not at all, as they like, or to wake within N microseconds.
-``cpu-freq-governor.crio.io: performance`` (or another one that the kernel offers)
+    How deeply its CPUs may sleep: not at all, without limit, or so that they wake within N microseconds.
+``cpu-freq-governor.crio.io: performance`` (or another governor that the kernel offers)
     The frequency governor of its CPUs.
 ``cpu-load-balancing.crio.io: disable``
-    cgroup v2: this is ``apply.partitions: isolated`` in the configuration of topoproxy, for all owners of
-    CPUs; the log says so, and nothing is done here. cgroup v1: ``cpuset.sched_load_balance`` of the container
-    is turned off once it runs; that has an effect only if the groups above it are not balanced either, which
-    is not a hook's to change, and the log names those that are.
+    On cgroup v2 the hook does nothing but log that ``apply.partitions: isolated`` in topoproxy's
+    configuration does this, for all owners of CPUs. On cgroup v1 ``cpuset.sched_load_balance`` of the
+    container is turned off once it runs. That has an effect only if the groups above it are not balanced
+    either. A hook must not change those, so the log names the groups that are balanced.
 ``cpu-shared.crio.io/NAME: enable``
     Not supported, and logged: a hook cannot add CPUs to the decision.
 
 As in CRI-O, ``true`` means ``disable`` in the first two and in load balancing. Invalid values are logged and
-ignored. With CRI-O itself as the runtime leave this hook disabled: CRI-O does all of that. The hook
-20-quota-off sets the same field: of a container that both choose, only its answer is taken.
+ignored. If CRI-O itself is the runtime, leave this hook disabled: CRI-O does all of this. The hook
+20-quota-off sets the same field: if both hooks choose a container, only the answer of 20-quota-off is
+accepted.
 
-Interrupts, sleep and governors get back what they had when the container ends, and when the daemon stops.
-They need the drop-in ``systemd/examples/topoproxy.service.d/30-irq-affinity.conf``; else the unit has
-``/proc/irq`` and ``/sys`` read-only. A feature that is not available is logged; the others still work.
+The original settings of interrupts, sleep and governors are restored when the container ends, and when the
+daemon stops. These features need the drop-in ``systemd/examples/topoproxy.service.d/30-irq-affinity.conf``,
+because otherwise the unit has ``/proc/irq`` and ``/sys`` read-only. A feature that is not available is
+logged; the others still work.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ from proxy.model.errors import HookError
 from proxy.model.machine import Machine
 
 API_VERSION = 1
-TIMEOUT = 10.0  # a machine may have thousands of interrupts; those are moved apart from the calls
+TIMEOUT = 10.0  # a machine may have thousands of interrupts, which are moved in the background
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Settings:
 
 
 class _State:
-    """What is known."""
+    """The state of the hook."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
@@ -106,7 +108,7 @@ class _State:
         self.quiet = CpuSet()
 
     def settings_of(self, pod: PodFacts) -> CrioSettings | None:
-        """Return what a pod requests; None where nothing is to be done apart from the calls."""
+        """Return the settings that a pod requests; None if there is no work in the background."""
         handlers = self.settings.handlers
         if handlers and pod.runtime_handler not in handlers:
             return None
@@ -144,7 +146,7 @@ def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
 
 
 def pre_start_container(event: PreStartContainer) -> None:
-    """Take the quota off the pod's group."""
+    """Remove the quota of the pod's cgroup."""
     settings = _wish(event.pod, event.decision)
     if settings is not None and settings.quota_off:
         _try(event.pod, lambda: open_quota(Path(_state.settings.cgroup_root), event.pod))
@@ -159,13 +161,13 @@ def pre_update_container_resources(event: PreUpdateContainerResources) -> Adjust
 
 
 def synchronize(event: Synchronize) -> None:
-    """Apply what the pods of all owners request, and restore the values of all other CPUs."""
+    """Apply the settings of all owners' pods, and restore the values of all other CPUs."""
     _state.machine = event.machine
     _follow(event, always=True)
 
 
 def machine_changed(event: MachineChanged) -> None:
-    """Know the CPUs that are there."""
+    """Record which CPUs are online."""
     _state.machine = event.after
     _follow(event, always=True)
 
@@ -176,12 +178,12 @@ def pools_changed(event: PoolsChanged) -> None:
 
 
 def post_create_container(event: PostCreateContainer) -> None:
-    """Make ready the CPUs of a new owner."""
+    """Prepare the CPUs of a new owner."""
     _follow(event)
 
 
 def post_start_container(event: PostStartContainer) -> None:
-    """Do so at the latest now, and take the container out of load balancing."""
+    """Prepare the CPUs now at the latest, and take the container out of load balancing."""
     _follow(event)
     settings = _wish(event.pod, event.decision)
     if settings is not None and settings.balance_off:

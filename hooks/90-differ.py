@@ -1,11 +1,11 @@
-"""Logs what hooks have changed, one line for each call; changes nothing itself.
+"""Logs the changes of hooks, one line for each call; changes nothing itself.
 
     hooks changed a request call=CreateContainer pod=shop/db-0 container=main
         changes="20-quota-off: cpu_quota 400000 -> -1; 30-cpus-file: envs[EXCLUSIVE_CPUS], mounts[/run/x]"
 
-(in one line). It receives the combined answers of all hooks, hook servers included, before any is applied. Of
-environments, annotations and labels only the names are logged, since values may be secrets; ``values`` logs
-them as well. Enable it to look for the hook that does something, and to try new ones.
+(in one line). It receives the merged answers of all hooks, including hook servers, before any is applied. Of
+environments, annotations and labels only the names are logged, because values may be secrets; ``values`` logs
+them as well. Enable this hook to find the hook that makes a change, and to try new hooks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What is logged."""
+    """The data that is logged."""
 
     values: bool = field(
         default=False, metadata={"help": "Log values of environments, annotations and labels, too."}

@@ -1,1 +1,1 @@
-"""What is decided on calls of kubelet, whichever protocol they come in: the middle below all front ends."""
+"""Decisions on kubelet's calls, independent of the protocol: the common layer below all front ends."""

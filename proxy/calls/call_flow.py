@@ -1,11 +1,12 @@
 """Decides the calls of all front ends: undecided calls in, decisions out, answers recorded.
 
-Calls that need no waiting are decided and sent on before the loop turns: a container that goes to a pool
-costs a decode, a lookup and an append. The others become tasks, and their streams are held meanwhile.
+Calls that need not wait are decided and forwarded before the loop's next turn: a container that goes to a
+pool costs a decode, a lookup and an append. The other calls become tasks, and their streams are held until
+the tasks have decided.
 
-Whatever goes wrong in here must not make the node worse than no proxy: an internal error lets the call pass
-unchanged and has the container compared soon, unless its pod must not run unplaced (LSE, LSR, or it holds
-devices).
+No fault in this module may make the node worse than without a proxy: after an internal error the call passes
+unchanged and the node is reconciled with the runtime soon, unless the pod must not run unplaced (LSE
+(latency-sensitive exclusive), LSR (latency-sensitive reserved), or a pod that holds devices).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class CallFlow:
 
     Attributes:
         replaced: Another process decides: nothing is decided or recorded here any more.
-        awaited: What calls wait for at a start, after the first comparison; None for nothing.
+        awaited: The event that calls wait for at a start, after the first reconcile; None if there is none.
     """
 
     def __init__(self, executor: NodeExecutor) -> None:
@@ -61,7 +62,7 @@ class CallFlow:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def hook(self, hooks: HookGateway) -> None:
-        """Call hooks from now on; calls that are in progress continue as they began."""
+        """Call hooks from now on; calls in progress continue as they began."""
         self._hooks = hooks
         for part in self._parts:
             part.hooks = hooks
@@ -74,9 +75,10 @@ class CallFlow:
     ) -> list[RelayedCall]:
         """Decide nothing any more: another process continues.
 
-        A call that is still held would be sent on later, without a decision or with an outdated one. One that
-        was forwarded continues, and the runtime may carry it out at any time. One that stops or removes
-        something carries no decision: it waits for hooks at most, and is sent on.
+        A call that is still held is refused, because otherwise it would be forwarded later, without a
+        decision or with an outdated one. A forwarded call continues, and the runtime may perform it at any
+        time. A call that stops or removes a container or sandbox has no decision: it waits only for hooks,
+        so it is forwarded at once.
 
         Args:
             refuse_undecided: Refuses all calls that are held, with a gRPC status and its text.
@@ -84,14 +86,14 @@ class CallFlow:
             over: Called with the name of each relayed call that is over.
 
         Returns:
-            The calls that may still change a container, or make one or a sandbox.
+            The calls that may still change a container, or create a container or a sandbox.
         """
         self.replaced = True
         for call in forwarded():
             if call.method in ENDING and not call.decided:
                 call.release()
         refuse_undecided(GrpcStatus.UNAVAILABLE, REPLACED)
-        for task in self._tasks:  # they would go on deciding on these calls
+        for task in self._tasks:  # otherwise they would still decide these calls
             task.cancel()
         self._relayed_over = over
         found = list[RelayedCall]()
@@ -117,10 +119,10 @@ class CallFlow:
     # -- front ends call these ----------------------------------------------------------------------------
 
     def request(self, call: UndecidedCall) -> None:
-        """A call is held: decide, and send it on now or later."""
+        """Decide a held call, and forward it now or later."""
         if self.replaced and call.method in ENDING:
             call.release()
-        elif self.replaced:  # by a client that ignores GOAWAY
+        elif self.replaced:  # the call comes from a client that ignores GOAWAY
             call.refuse(GrpcStatus.UNAVAILABLE, REPLACED)
         elif self.executor.store.mode.in_release:
             self._relay(call)
@@ -130,11 +132,11 @@ class CallFlow:
             self.spawn(call, self._when_reconciled(call))
 
     def names(self, call: UndecidedCall) -> bool:
-        """Return whether the answer to a call names what was created, and that matters."""
+        """Return whether the answer to a call names a created container or sandbox that must be recorded."""
         return call.method in self._answered and isinstance(call.state, CallContext) and not self.replaced
 
     def answered(self, call: UndecidedCall, created: str) -> None:
-        """The runtime has named what a call has created; an empty name where it cannot be read."""
+        """The runtime has named the container or sandbox that a call created; empty if it cannot be read."""
         context = call.state
         if isinstance(context, CallContext):
             try:
@@ -147,7 +149,7 @@ class CallFlow:
 
         Args:
             call: The call.
-            status: grpc-status of the runtime, or None where none came (refused by us, cancelled, connection
+            status: grpc-status of the runtime, or None if none came (refused by us, cancelled, connection
                 lost, outcome unknown).
         """
         context = call.state
@@ -162,7 +164,7 @@ class CallFlow:
             self._missed(error)
 
     def _missed(self, error: Exception) -> None:
-        """An answer could not be recorded: compare the node with the runtime soon."""
+        """An answer could not be recorded: reconcile the node with the runtime soon."""
         self.executor.reconcile_requested.set()
         self.executor.report_internal_error(error)
 
@@ -178,7 +180,7 @@ class CallFlow:
         task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: work.close())  # where it was cancelled before it began
+        task.add_done_callback(lambda _: work.close())  # needed if the task was cancelled before it began
 
     # -- deciding -----------------------------------------------------------------------------------------
 
@@ -187,14 +189,14 @@ class CallFlow:
             self._requests[call.method](call)
         except call.unreadable as error:
             self._undecodable(call, error)
-        except Exception as error:  # noqa: BLE001  the node must not suffer from an internal error
+        except Exception as error:  # noqa: BLE001  an internal error must not affect the node
             self._fault(call, error)
 
     def _end(self, call: UndecidedCall) -> None:
         end(call, self._hooks)
 
     def _relay(self, call: UndecidedCall) -> None:
-        """Send a call on as it came, because the node is released."""
+        """Forward a call unchanged, because the node is released."""
         if call.method == "StartContainer":
             with contextlib.suppress(*call.unreadable):
                 self._relay_start(call)
@@ -203,8 +205,8 @@ class CallFlow:
     def _undecodable(self, call: UndecidedCall, error: Exception) -> None:
         """Forward or refuse a request that cannot be decoded.
 
-        A runtime may read more than we do, so what it makes of the request is compared at once. Where the pod
-        may be one that must not run unplaced, the runtime does not get the request.
+        A runtime may decode more than we can, so the node is reconciled with it at once. If the pod may be
+        one that must not run unplaced, the runtime does not get the request.
         """
         executor = self.executor
         executor.telemetry.count(metrics.REQUESTS_UNDECODABLE)
@@ -223,7 +225,7 @@ class CallFlow:
         executor.report_internal_error(error)
         executor.reconcile_requested.set()
         if isinstance(call.state, CallContext):
-            # The request may pass without its cpuset: what the runtime saves is not known.
+            # The request may pass without its cpuset, so the cpuset that the runtime saves is unknown.
             executor.store.handle(SavedCpusLearned(call.state.target, None))
             call.state.sent = None
         always = executor.options.refuse_on_error
@@ -270,6 +272,6 @@ class CallFlow:
             return False
         pod = call.pod_of(state.pods, state.node.machine.bounds)
         if pod is None:
-            return is_applied_to_all(state)  # else it may be one that is observed
+            return is_applied_to_all(state)  # otherwise it may be an observed pod
         must = always or pod.key in state.devices.held or state.node.refuses_unplaced(pod)
         return must and applies_to(state, pod)

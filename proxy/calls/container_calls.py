@@ -39,14 +39,14 @@ class ContainerCalls:
         self._after_hooks("pre_start_container", call, self._start_now)
 
     def _after_hooks(self, point: str, call: UndecidedCall, proceed: Handle) -> None:
-        """Continue with a call after the hooks of a point, where they may change or refuse it."""
+        """Continue with a call after the hooks of a point, if hooks may change or refuse it."""
         if point in self.hooks.points and self._may_hook(call.target()):
             self.hooks.before(point, call, call.target(), proceed)
         else:
             proceed(call)
 
     def _may_hook(self, container_id: str) -> bool:
-        """Return whether hooks may change or refuse a call: those of observed pods pass as they came."""
+        """Return whether hooks may change or refuse a call; the calls of observed pods pass unchanged."""
         state = self.executor.state
         container = state.containers.get(container_id)
         return is_applied_to_all(state) if container is None else applies_to(state, container.pod)
@@ -60,7 +60,7 @@ class ContainerCalls:
             self._go_start(call, container_id, answer, None)
 
     def _needs_fence(self, container_id: str) -> bool:
-        """Return whether a call for a container may need a fence first; False where it is not known."""
+        """Return whether a call for a container may need a fence first; False if the container is unknown."""
         container = self.executor.state.containers.get(container_id)
         return container is not None and self.executor.unit_properties.fencing.needs_fence(container)
 
@@ -84,11 +84,11 @@ class ContainerCalls:
             await self.executor.unit_properties.fencing.take(fence)
 
     async def _is_known(self, container_id: str) -> bool:
-        """Adopt a container that is to be started, and return whether it is known then.
+        """Adopt a container that is about to be started, and return whether it is known then.
 
         Raises:
-            UnavailableError: The runtime does not answer. With the cpuset that it has saved, the container
-                might run on CPUs that are owned by now.
+            UnavailableError: The runtime does not answer. With the cpuset that the runtime has saved, the
+                container might run on CPUs that other containers own now.
         """
         state = self.executor.state
         if container_id in state.containers:
@@ -108,7 +108,7 @@ class ContainerCalls:
         send(call, answer)
 
     def relay_start(self, call: UndecidedCall) -> None:
-        """Count a start as in flight that is relayed: it may hang until the release has been undone."""
+        """Count a relayed start as in flight: it may hang until the release has been undone."""
         container_id, anywhere = call.target(), self.executor.state.node.machine.online
         inflight_call = self.executor.inflight_calls.track(
             container_id, anywhere, is_start=True, relayed=True

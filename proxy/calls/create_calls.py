@@ -78,7 +78,7 @@ class CreateCalls:
         self._create_in(call, pod, requested)
 
     async def _look_up(self, call: UndecidedCall, requested: CreateRequest) -> None:
-        """Read the pod of a create from the runtime's list: neither the request nor the state has it."""
+        """Read the pod of a create, which neither the request nor the state has, from the runtime's list."""
         executor, sandbox_id = self.executor, requested.sandbox_id
         found, code = None, GrpcStatus.UNAVAILABLE
         try:
@@ -91,7 +91,7 @@ class CreateCalls:
         if call.done:
             return
         state = executor.state
-        pod = state.pods.get(sandbox_id)  # another call may have named it meanwhile
+        pod = state.pods.get(sandbox_id)  # another call may have named it in the meantime
         if pod is None and found is not None:
             pod = executor.sandboxes.named_by_create(listed_pod(found, "", state.node.machine.bounds))
             self._learned(pod)
@@ -103,10 +103,10 @@ class CreateCalls:
         if is_applied_to_all(state):
             call.refuse(code, f"cannot place {requested.name}: cannot find sandbox {sandbox_id}: {cause}")
         else:
-            call.release()  # the pod may be one that is observed
+            call.release()  # the pod may be an observed one
 
     def _create_in(self, call: UndecidedCall, pod: Pod, requested: CreateRequest) -> None:
-        """Decide a create at once, or query kubelet first where its facts may change the decision."""
+        """Decide a create at once, or query kubelet first if its facts may change the decision."""
         executor = self.executor
         store = executor.store
         if pod.cgroup_changed_by_hook:
@@ -126,14 +126,14 @@ class CreateCalls:
             self._decide(call, pod, requested)
 
     def _needs_report(self, pod: Pod, requested: CreateRequest) -> bool:
-        """Return whether to query kubelet for the pod: it has reported none, or another request."""
+        """Return whether to query kubelet for the pod: it has not reported it, or with another request."""
         fact_lookup = self.executor.fact_lookup
         return fact_lookup.needs_pod_requests(self.executor.state, pod) or fact_lookup.is_outdated(
             pod, requested.name, requested.resources
         )
 
     def _described(self, pod: Pod, known: Pod | None) -> Pod:
-        """Return the pod as the request describes it; the state lacked it, or had only part of it."""
+        """Return the pod as the request describes it; the state lacks it, or has only a part of it."""
         if known is not None:
             pod = structs.replace(
                 with_earlier_decision(pod, known), requests=known.requests, source=known.source
@@ -154,19 +154,19 @@ class CreateCalls:
         return renewed
 
     def _learned(self, pod: Pod) -> None:
-        """Record what a request carries about its pod; that may change which CPUs are shared."""
+        """Record the facts that a request has about its pod; they may change which CPUs are shared."""
         self.executor.store.handle(PodLearned(pod))
 
     async def _query_facts_first(
         self, call: UndecidedCall, pod: Pod, requested: CreateRequest, devices: DeviceFacts
     ) -> None:
-        """Read the facts that the call does not carry from kubelet and sysfs, then decide."""
+        """Read the facts that the call lacks from kubelet and sysfs, then decide."""
         executor = self.executor
         fact_lookup = executor.fact_lookup
         if self._needs_report(pod, requested):
             before = pod
             reported = await fact_lookup.pod(before)
-            # More may be known of the pod by now; only what kubelet has answered is new.
+            # The state may know more about the pod by now: take over only the facts from kubelet.
             pod = executor.state.current_pod(pod)
             if reported is not before:
                 pod = structs.replace(pod, requests=reported.requests, source=reported.source)
@@ -233,14 +233,14 @@ class CreateCalls:
             self._go_create(call, container, answer)
 
     async def _allocate(self, call: UndecidedCall, container: Container) -> None:
-        """Have device plug-ins prepare a container's devices, and add what they answer to the request."""
+        """Let device plug-ins prepare a container's devices, and add their answers to the request."""
         grants, context = self.executor.device_grants, call.state
         assert grants is not None, "there are no devices without plug-ins"
         refused: tuple[type[Exception], ...] = (DevicePluginError, DeviceConflictError, *call.unreadable)
         try:
             answers = await grants.prepare(container)
             if call.done or not isinstance(context, CallContext):
-                return  # the end of the call has taken the container out
+                return  # the end of the call has removed the container
             context.device_fields = call.add_devices(answers)
         except refused as error:
             if not call.done:
@@ -252,7 +252,7 @@ class CreateCalls:
             self._resume(call, container)
 
     def _without_devices(self, call: UndecidedCall, container: Container, cause: str) -> None:
-        """Refuse a create that cannot use its devices; that of a pod which is observed by now continues."""
+        """Refuse a create that cannot use its devices; continue with it if its pod is now only observed."""
         executor = self.executor
         answer = executor.store.answer(CreateWithoutDevices(container, cause))
         if type(answer) is Refuse:
@@ -262,7 +262,7 @@ class CreateCalls:
     def _resume_decided(
         self, decided_in: NodeState, answer: CallAnswer, call: UndecidedCall, container: Container
     ) -> None:
-        """Resume a create after hooks have answered; while the state is the same, so is the answer."""
+        """Resume a create after hooks have answered; the answer is reused if the state has not changed."""
         if self.executor.state is decided_in:
             self._go_create(call, container, answer)
         else:
@@ -279,21 +279,21 @@ class CreateCalls:
             create = self._create_owner if owns else self._create_narrowed
             self._spawn(call, create(call, answer.container))
             return
-        if type(answer) is Refuse:  # a container that is placed is refused only without its devices
+        if type(answer) is Refuse:  # a placed container is refused only if it lacks its devices
             self._without_devices(call, container, RELEASED_WITH_SANDBOX)
             return
         if type(answer) is Forward:
-            if isinstance(call.state, CallContext):  # else the create is over already
+            if isinstance(call.state, CallContext):  # otherwise the create is over already
                 call.state.sent = answer.sent
             if self.hooks.active:
                 self.hooks.leaves(container.id, call)
         send(call, answer)
 
     async def _create_narrowed(self, call: UndecidedCall, container: Container) -> None:
-        """Record what hooks have named, which no list of the runtime would show after a crash."""
+        """Record the CPUs that hooks have named, which no list of the runtime would show after a crash."""
         await self.executor.reservations.narrow(container)
         if not call.done and is_below_class(self.executor.state, container):
-            # The runtime may write the container's cpuset at the create already.
+            # The runtime may write the container's cpuset already at the create.
             await self.executor.writes.widen_groups(container)
         if not call.done:
             self._resume(call, container, is_reserved=True)
@@ -314,13 +314,13 @@ class CreateCalls:
         client = CreateClient(lambda: not isinstance(call.state, CallContext), placed_elsewhere)
         ended = await self.executor.reservations.create(container, client)
         if not ended.is_committed:
-            if ended.reason is not None:  # else it has been answered
+            if ended.reason is not None:  # otherwise it has been answered
                 self._not_reserved(call, container, ended.reason)
             return
         self._resume(call, container, is_reserved=True)
 
     def _not_reserved(self, call: UndecidedCall, container: Container, reason: AbortReason) -> None:
-        """Refuse a create whose CPUs cannot be freed; that of a pod which is observed by now continues."""
+        """Refuse a create whose CPUs cannot be freed; continue with it if its pod is now only observed."""
         answer = self.executor.store.answer(CreateNotReserved(container, reason))
         if type(answer) is Refuse:
             verdict = unreserved_verdict(self.executor.state, container, reason)
@@ -344,7 +344,7 @@ class CreateCalls:
                 executor.spawn(executor.writes.clear_sandboxes())
 
     def _may_be_earlier(self, container: Container | None) -> bool:
-        """Return whether CRI-O may have made a container for a create of an earlier run (``quirks.crio``)."""
+        """Return whether CRI-O may have created it for a create of an earlier run (``quirks.crio``)."""
         if container is None or container.pod.cgroup_parent not in self.executor.state.runtime.inherited:
             return False
         return container.pod.sandbox_id in self.executor.cpuset_writer.sandbox_cgroups.monitored
@@ -380,7 +380,7 @@ class UnreportedPods:
     def includes(self, pod: Pod, name: str) -> bool:
         """Return whether a container would be created without devices that it may request, and report that.
 
-        What it holds already it gets anyway.
+        It always gets the devices that it holds already.
 
         Args:
             pod: The pod, after kubelet was queried for it.
@@ -398,7 +398,7 @@ class UnreportedPods:
         return unknown
 
     def end_others(self) -> None:
-        """End the problems of pods that kubelet has given by now, and of those that are gone."""
+        """End the problems of pods that kubelet has reported by now, and of pods that are gone."""
         executor = self._executor
         known = {each.key: each for each in executor.state.pods.values()}
         for key, ref in list(self.refs.items()):

@@ -1,6 +1,6 @@
-"""The interface between calls and hooks. Most nodes have no hooks: there it only tests an empty set.
+"""The interface between calls and hooks. On most nodes, which have no hooks, it only tests an empty set.
 
-Nothing here imports ``proxy.hooks``, which is in memory only where there are hooks.
+This module does not import ``proxy.hooks``, which is in memory only if there are hooks.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ class ProceedWithPod(Protocol):
 
         Args:
             call: The call.
-            pod: The pod as hooks want it.
-            is_changed: They have changed the request.
+            pod: The pod with the changes of hooks.
+            is_changed: Hooks have changed the request.
         """
 
 
 class HookGateway(Protocol):
     """Calls hooks for calls that are held.
 
-    Each method that takes ``proceed`` holds the call until the hooks have answered, mostly within the same
-    turn of the loop; then it continues, perhaps with another message, or is refused.
+    Each method that takes ``proceed`` holds the call until the hooks have answered, usually within the same
+    turn of the loop. Then the call continues, perhaps with another message, or is refused.
 
     Attributes:
-        active: There are hooks: what passes is remembered.
+        active: There are hooks, so the facts of calls are remembered.
     """
 
     @property
     def points(self) -> frozenset[str]:
-        """Points that some hook handles now."""
+        """Points that a hook handles now."""
 
     active: bool
 
     def run_pod(self, call: UndecidedCall, proceed: ProceedWithPod) -> None:
-        """A sandbox is to be created; ``proceed`` is called with the pod as hooks want it."""
+        """A sandbox is about to be created; ``proceed`` is called with the pod, changed by hooks."""
 
     def ran(self, pod: Pod, call: UndecidedCall) -> None:
         """A sandbox has been created by a call."""
@@ -50,16 +50,16 @@ class HookGateway(Protocol):
     def create(
         self, call: UndecidedCall, container: Container, proceed: Callable[[UndecidedCall, Container], None]
     ) -> None:
-        """A container has been placed; ``proceed`` is called with the container as hooks want it."""
+        """A container has been placed; ``proceed`` is called with the container, changed by hooks."""
 
     async def create_elsewhere(self, call: UndecidedCall, container: Container) -> Container | None:
-        """A container has been placed again; returns it as hooks want it, None where the call is over."""
+        """A container has been placed again; return it, changed by hooks, or None if the call is over."""
 
     def leaves(self, token: str, call: UndecidedCall) -> None:
         """A create goes to the runtime."""
 
     def before(self, point: str, call: UndecidedCall, target: str, proceed: Handle) -> None:
-        """A call is about something that exists; ``proceed`` is called when the hooks have answered.
+        """A call is about an existing container or sandbox; ``proceed`` is called after the hooks.
 
         Args:
             point: The point: one of ``points``.
@@ -73,7 +73,7 @@ class HookGateway(Protocol):
 
 
 class _NoHooks:
-    """Stands in where there are no hooks; no other member is ever called."""
+    """The gateway if there are no hooks; no other member is ever called."""
 
     points: frozenset[str] = frozenset()
     active = False
@@ -90,7 +90,7 @@ ENDING: Final = {
 
 
 def end(call: UndecidedCall, hooks: HookGateway) -> None:
-    """Let a call that stops or removes something continue, after hooks where there are any."""
+    """Let a call that stops or removes a container or sandbox continue, after hooks if there are any."""
     target, point = call.target(), ENDING[call.method]
     call.state = CallContext(target=target)
     if point in hooks.points:

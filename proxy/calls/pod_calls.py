@@ -1,7 +1,7 @@
 """Handles calls about pod sandboxes.
 
-They pass as they came, but for what hooks change. With scope ``pod``, RunPodSandbox may be refused. It waits
-for hooks and for the facts that its decision needs; the other calls wait for hooks only.
+They pass unchanged, except for the changes of hooks. With scope ``pod``, RunPodSandbox may be refused. It
+waits for hooks and for the facts that its decision needs; the other calls wait only for hooks.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class PodCalls:
             self._release(call, pod, is_changed=is_changed)
 
     def _release(self, call: UndecidedCall, pod: Pod, *, is_changed: bool) -> None:
-        """Send on the call for a pod for which nothing is set aside."""
+        """Forward the call for a pod for which nothing is reserved."""
         if is_changed:
             pod = self.executor.sandboxes.expect(pod)
         call.state = CallContext(pod=pod, token=pod.sandbox_id)
         call.release()
 
     async def _admit(self, call: UndecidedCall, pod: Pod, *, is_changed: bool) -> None:
-        """Read what the call does not carry, then decide about the pod as a whole."""
+        """Read the facts that the call lacks, then decide about the pod as a whole."""
         executor, node, total = self.executor, self.executor.state.node, call.sandbox_total()
         if executor.fact_lookup.needs_pod_requests(executor.state, pod):
             pod = await executor.fact_lookup.pod(pod)
@@ -85,14 +85,14 @@ class PodCalls:
         await self._admitted(call, decided, is_changed=is_changed)
 
     async def _admitted(self, call: UndecidedCall, decided: PodDecided, *, is_changed: bool) -> None:
-        """Continue with a pod that has been decided; its client may have left while plug-ins were queried."""
+        """Continue with a decided pod; its client may have disconnected while plug-ins were queried."""
         executor = self.executor
         if type(decided.answer) is not Refuse:
             pod = decided.admission.pod
             if call.done:
                 executor.sandboxes.failed(pod.sandbox_id)
                 return
-            # From here on the end of the call frees what was set aside, or gives it to the sandbox.
+            # From here on the end of the call frees the reservation, or gives it to the sandbox.
             call.state = CallContext(pod=pod, token=pod.sandbox_id)
             if is_changed:
                 executor.sandboxes.expect(pod)
@@ -106,7 +106,7 @@ class PodCalls:
         context.target = sandbox_id
 
     def _run_pod_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
-        # A runtime that has named the sandbox has made it, also where the end of its answer was lost.
+        # A runtime that has named the sandbox has created it, even if the end of its answer was lost.
         if status in (None, GrpcStatus.OK) and context.target and context.pod is not None:
             pod = structs.replace(context.pod, sandbox_id=context.target)
             self.executor.sandboxes.running(pod, context.token)
@@ -114,7 +114,7 @@ class PodCalls:
                 self.hooks.ran(pod, call)
         elif context.token:
             self.executor.sandboxes.failed(context.token)
-            if status is None:  # it may have been made
+            if status is None:  # the sandbox may have been created
                 self.executor.reconcile_requested.set()
 
     def _pod_stopped(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:

@@ -1,7 +1,7 @@
-"""A call that waits at a front end for its decision, and what is kept of it until it is over.
+"""A call that waits at a front end for its decision, and the data kept until it is over.
 
-A front end decodes its protocol into an ``UndecidedCall``. Its methods that read give values of ``model``
-from the message as it is then: hooks may have changed it. One of ``release``, ``place`` and ``refuse`` ends
+A front end decodes its protocol into an ``UndecidedCall``. Its reading methods return values of ``model``
+from the current message, which hooks may have changed. One of ``release``, ``place`` and ``refuse`` ends
 the wait.
 """
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from proxy.executor.quotas import QuotaUpdate
 
 NO_DEVICES = DeviceFacts()
-"""In place of devices that were not looked for, as they could change nothing."""
+"""Used instead of devices that were not read, because they could change nothing."""
 
 
 class CreateRequest(Protocol):
-    """What a CreateContainer requests. The methods read parts that few calls need.
+    """The request of a CreateContainer. The methods read parts that few calls need.
 
     Attributes:
         sandbox_id: The runtime's id of the pod's sandbox.
-        name, attempt: Of the container.
-        resources: What it requests.
+        name, attempt: The container's name and attempt.
+        resources: The resources that it requests.
     """
 
     sandbox_id: str
@@ -45,7 +45,7 @@ class CreateRequest(Protocol):
         """Read the pod; ``bounds`` are the CPUs and NUMA nodes that its annotations may name."""
 
     def pod_total(self) -> Request | None:
-        """Read what the containers of the pod request together; None where the request does not have it."""
+        """Read the sum of the requests of the pod's containers; None if the request does not contain it."""
 
     def devices(self) -> DeviceFacts:
         """Read which devices the container gets."""
@@ -55,9 +55,9 @@ class UndecidedCall(Protocol):
     """One call while it is decided.
 
     Attributes:
-        unreadable: What its methods raise where the message cannot be decoded.
-        method: The CRI method that it is about.
-        body: The message as it is now, in a form that only the front end reads.
+        unreadable: The exception that its methods raise if the message cannot be decoded.
+        method: The CRI method of the call.
+        body: The current message, in a form that only the front end reads.
         state: For the code that decides; the front end does not use it.
         decided: The call was forwarded or refused.
         done: The call is over.
@@ -77,7 +77,7 @@ class UndecidedCall(Protocol):
         """Read the pod of a RunPodSandbox."""
 
     def sandbox_total(self) -> Request:
-        """Read what the containers of the pod of a RunPodSandbox request together."""
+        """Read the sum of the requests of a RunPodSandbox's containers."""
 
     def create_request(self) -> CreateRequest:
         """Read a CreateContainer."""
@@ -86,14 +86,14 @@ class UndecidedCall(Protocol):
         """Read an UpdateContainerResources."""
 
     def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
-        """Read the pod of a RunPodSandbox or a CreateContainer, and decode only what that needs.
+        """Read the pod of a RunPodSandbox or a CreateContainer, and decode only the necessary parts.
 
         Args:
             known: Sandbox id to pod.
             bounds: CPUs and NUMA nodes that annotations may name.
 
         Returns:
-            The pod; None where the message alone does not identify it.
+            The pod; None if the message alone does not identify it.
         """
 
     def hook_view(self) -> Any:
@@ -112,17 +112,17 @@ class UndecidedCall(Protocol):
             The fields that they have set, by name.
 
         Raises:
-            DeviceConflictError: It contradicts the request or itself, or cannot be added.
+            DeviceConflictError: The answers contradict the request or each other, or cannot be added.
         """
 
     def release(self) -> None:
-        """Let the call continue with its message; once it is decided nothing happens."""
+        """Let the call continue with its message; do nothing if it is decided already."""
 
     def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
         """Let a CreateContainer or an UpdateContainerResources continue with a decision.
 
         Args:
-            cpus: The CPUs; None to erase what the message names.
+            cpus: The CPUs; None to erase those that the message names.
             mems: The memory nodes; None to leave them.
             quota: The CFS quota, -1 for none; 0 to leave it.
         """
@@ -133,18 +133,18 @@ class UndecidedCall(Protocol):
 
 @dataclass(slots=True)
 class CallContext:
-    """What is kept of a call until its answer has passed.
+    """The data kept of a call until its answer has passed.
 
     Attributes:
         target: Container id or sandbox id that the call is about; a create's token.
         pod: The pod, for RunPodSandbox.
-        token: The token under which the pod's admission is recorded, where it was decided as a whole.
+        token: The token under which the pod's admission is recorded, if it was decided as a whole.
         sent: The CPUs in the create that was sent to the runtime.
         inflight_call: Set while the call may write the container's cpuset.
-        requested: What an update requests.
+        requested: The request of an update.
         quota_update: The part of an update that requests another CFS quota; None for none.
-        named: Set once the runtime has named what was created.
-        body: A create's message before hooks have changed it; None where no hook was called.
+        named: Set once the runtime has named the created container or sandbox.
+        body: A create's message before hooks have changed it; None if no hook was called.
         device_fields: Fields of a create's message that device plug-ins have set, by name.
     """
 

@@ -1,4 +1,4 @@
-"""What the author of a device plug-in imports; docs/device-kit.md shows how it is used."""
+"""The names that the author of a device plug-in imports; docs/device-kit.md shows their use."""
 
 from __future__ import annotations
 

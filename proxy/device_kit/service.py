@@ -1,8 +1,8 @@
 """A device plug-in: the class that its author writes, and its gRPC service (v1beta1.DevicePlugin).
 
-``devices`` of the plug-in is called on a timer, and a list that differs from the last one is sent to the
-stream of ListAndWatch. There is one stream: where a manager connects again, the new connection replaces the
-former one, which may not have been closed.
+``devices`` of the plug-in is called on a timer. If the list differs from the last one, it is sent to the
+stream of ListAndWatch. There is one stream: when a manager connects again, the new stream replaces the
+previous one, which may not have been closed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.telemetry.port import Telemetry
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 ACCESS = "rw"
-"""The access to a device file for which the author names none."""
+"""The access to a device file if the author names none."""
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -33,8 +33,8 @@ class PluginDevice(Struct, frozen=True):
 
     Attributes:
         id: Unique within the resource.
-        healthy: An unhealthy device is not given to a container; one that has it keeps it.
-        numa: The NUMA nodes that it is near to; empty where that is not known.
+        healthy: An unhealthy device is not assigned to a container; a container that has it keeps it.
+        numa: The NUMA nodes near the device; empty if they are unknown.
     """
 
     id: str
@@ -43,7 +43,7 @@ class PluginDevice(Struct, frozen=True):
 
 
 class DevicePlugin:
-    """A device plug-in: a subclass sets ``resource`` and defines ``devices``, the rest is optional.
+    """A device plug-in: a subclass sets ``resource`` and defines ``devices``; everything else is optional.
 
     The methods run in threads of the kit, several of them at a time. An exception is logged and answered as
     an error, and the plug-in continues.
@@ -61,16 +61,16 @@ class DevicePlugin:
         raise NotImplementedError
 
     def allocate(self, ids: Sequence[str]) -> AllocateAnswer:
-        """Return what a container needs to use these devices; they are known and healthy."""
+        """Return the fields that a container needs to use these devices, which are known and healthy."""
         del ids
         return AllocateAnswer()
 
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
-        """Return which devices go together best; a plug-in without this method has no preference.
+        """Return the devices that fit together best; a plug-in without this method has no preference.
 
         Args:
             available: Ids to choose from.
-            must_include: Ids that must be among the answer.
+            must_include: Ids that must be in the answer.
             size: How many ids to return.
         """
         raise NotImplementedError
@@ -91,7 +91,7 @@ class DevicePlugin:
 
 
 class FunctionPlugin(DevicePlugin):
-    """A device plug-in made of two functions, where no preference and no preparation is needed."""
+    """A device plug-in made of two functions, if it needs no preference and no preparation."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class FunctionPlugin(DevicePlugin):
         Args:
             resource: The resource, with a domain.
             devices: Returns all devices.
-            allocate: Returns what a container needs to use devices; nothing if None.
+            allocate: Returns the fields that a container needs to use devices; None if it needs none.
         """
         self.resource = resource
         self._devices = devices
@@ -131,7 +131,7 @@ class PluginService:
 
         Args:
             plugin: The plug-in of the author.
-            telemetry: Where faults of the plug-in are reported.
+            telemetry: Reports faults of the plug-in.
         """
         self._plugin = plugin
         self._telemetry = telemetry
@@ -271,7 +271,7 @@ def _by_id(devices: Iterable[PluginDevice]) -> dict[str, PluginDevice]:
     """Return devices by id.
 
     Raises:
-        TypeError: One is no device.
+        TypeError: One is not a device.
         ValueError: Two devices have the same id, a device has none, or one cannot be sent to a manager.
     """
     listed = list(devices)
@@ -287,7 +287,7 @@ def _check(device: PluginDevice) -> None:
     """Check the types of a device that the author's code has made: msgspec does not.
 
     Raises:
-        TypeError: It is no device.
+        TypeError: It is not a device.
         ValueError: It cannot be sent to a manager.
     """
     if not isinstance(device, PluginDevice):

@@ -4,16 +4,16 @@ A plug-in is registered once, and again whenever the manager may have forgotten 
 
 Theory. A manager listens on ``kubelet.sock`` in a directory, and the plug-in on a socket next to it.
 ``Register`` names that socket, and the manager connects to it. A manager that starts removes all sockets of
-the directory and makes its own again (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go,
-CleanupPluginDirectory), and does not know earlier plug-ins. Nor does it connect again after its stream
-has ended. So a plug-in registers when
+the directory and creates its own again (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go,
+CleanupPluginDirectory), and does not know earlier plug-ins. It does not connect again after its stream has
+ended. So a plug-in registers when
 
-- ``kubelet.sock`` is another one than at its last registration: another inode, or one made later;
-- its own socket is gone, or is not the one that it has made, and is made again;
+- ``kubelet.sock`` is not the same socket as at its last registration: another inode, or created later;
+- its own socket is gone or was replaced, and has been created again;
 - no manager has followed its devices for ``UNWATCHED_S``.
 
-The directory is checked once a second: inotify would need a watch on each part of the path, and does not
-report a mount over it.
+The directory is checked once a second, because inotify would need a watch on each part of the path, and does
+not report a mount over it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from proxy.sockets.grpc_socket import GrpcSocket
 from proxy.telemetry.port import Telemetry
 
 DIRECTORY = Path("/var/lib/topoproxy/device-plugins")
-"""Where topoproxy listens for device plug-ins; kubelet: ``/var/lib/kubelet/device-plugins``."""
+"""Where topoproxy listens for device plug-ins; kubelet's directory: ``/var/lib/kubelet/device-plugins``."""
 TICK_S = 1.0
 """Seconds between two checks of the directory."""
 THREADS, CALLS = 8, 32
@@ -48,13 +48,13 @@ VERSION = "v1beta1"
 REGISTER = "/v1beta1.Registration/Register"
 MANAGER_SOCKET = "kubelet.sock"
 UNWATCHED_S = 10.0
-"""How long a manager may leave the devices unread before the plug-in registers again."""
+"""Seconds without a manager that follows the devices, after which the plug-in registers again."""
 REGISTER_S = 30.0
-"""Deadline of a registration: kubelet connects to the plug-in in it, for up to 10 s."""
+"""Deadline of a registration, during which kubelet connects to the plug-in, for up to 10 s."""
 AGAIN = Backoff(first=1.0, longest=30.0)
 
 Identity = tuple[int, int, int]
-"""Device, inode and time of a socket: an inode number alone is given again soon."""
+"""Device, inode and time of a socket: an inode number alone may be used again soon."""
 
 
 class RegistrationError(Exception):
@@ -76,7 +76,7 @@ def register(manager: Path, endpoint: str, resource: str) -> None:
     Args:
         manager: The socket of the manager.
         endpoint: The name of the plug-in's socket, next to it.
-        resource: What it serves.
+        resource: The resource that the plug-in serves.
 
     Raises:
         RegistrationError: The manager refuses, or does not answer.
@@ -87,12 +87,12 @@ def register(manager: Path, endpoint: str, resource: str) -> None:
         try:
             call(request.SerializeToString(), timeout=REGISTER_S)
         except grpc.RpcError as error:
-            # grpc raises a call as the error, which its type hints do not say.
+            # The error that grpc raises is also a call, which its type hints do not show.
             raise RegistrationError(getattr(error, "details", error.__str__)()) from error
 
 
 class Registration:
-    """Whether a plug-in is registered, and when it is to be registered again."""
+    """Decides when a plug-in must be registered (again), and registers it."""
 
     def __init__(self, directory: Path, endpoint: str, resource: str) -> None:
         """Begin unregistered.
@@ -100,7 +100,7 @@ class Registration:
         Args:
             directory: Where the manager and the plug-ins have their sockets.
             endpoint: The name of the plug-in's socket.
-            resource: What it serves.
+            resource: The resource that the plug-in serves.
         """
         self._manager = directory / MANAGER_SOCKET
         self._own = directory / endpoint
@@ -132,7 +132,7 @@ class Registration:
         if identities[0] is None:
             return
         self._retries.keep({identities[0]})
-        # A success waits, too: the manager needs a moment to follow the devices.
+        # Wait after a success too: the manager needs a moment until it follows the devices.
         self._retries.failed(identities[0], clock())
         register(self._manager, self._own.name, self._resource)
         self._known = identities
@@ -147,9 +147,9 @@ class PluginServer:
         """Open nothing yet.
 
         Args:
-            plugin: The author's part.
+            plugin: The plug-in of the author.
             directory: Where the manager and the plug-ins have their sockets.
-            telemetry: Where problems are reported.
+            telemetry: Reports problems.
             tick_s: Seconds between two checks of the directory.
         """
         self._plugin = plugin
@@ -183,7 +183,7 @@ class PluginServer:
         self._stopping.set()
 
     def stop(self) -> None:
-        """Close the socket: the manager finds the plug-in gone."""
+        """Close the socket, so that the manager notices that the plug-in is gone."""
         self._stopping.set()
         self._socket.wanted = False
         self._threads[1].join(STOP_S)  # a manager may leave a registration unanswered
@@ -219,7 +219,7 @@ class PluginServer:
             self._telemetry.event("registered the device plug-in", resource=self._plugin.resource)
 
     def _check_directory(self) -> None:
-        """Raise TopoproxyError where the directory of the sockets is missing."""
+        """Raise TopoproxyError if the directory of the sockets is missing."""
         directory = self._path.parent
         if not directory.exists():
             hint = (
@@ -232,12 +232,12 @@ def serve(*plugins: DevicePlugin, directory: Path = DIRECTORY) -> None:
     """Serve plug-ins until the process gets SIGTERM or SIGINT; call it in the main thread.
 
     Args:
-        plugins: The plug-ins, each with a resource of its own.
+        plugins: The plug-ins, each with another resource.
         directory: Where the manager and the plug-ins have their sockets.
     """
     log.setup()
     telemetry = logging_telemetry()
-    # Not an Event: a handler that interrupts the start of its wait() would wait for the lock that this holds.
+    # Not an Event: a handler that interrupts the start of wait() would wait for the lock that wait() holds.
     # SimpleQueue.put may be called by a handler.
     ended: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):

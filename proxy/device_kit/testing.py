@@ -1,6 +1,6 @@
 """For tests of device plug-ins: a stand-in for the device manager that plug-ins register with.
 
-No node, no root and no kubelet is needed. A whole test::
+A test needs no node, no root and no kubelet. A whole test::
 
     >>> from pathlib import Path
     >>> from tempfile import mkdtemp
@@ -22,7 +22,7 @@ No node, no root and no kubelet is needed. A whole test::
     >>> answer.envs
     {'CARDS': 'card0'}
 
-A call that the plug-in refuses raises ``AssertionError`` with the words of the plug-in.
+A call that the plug-in refuses raises ``AssertionError`` with the plug-in's error text.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ A = TypeVar("A", bound=Message)
 
 @contextlib.contextmanager
 def running(plugin: DevicePlugin, directory: Path, *, tick_s: float = 0.05) -> Iterator[None]:
-    """Serve a plug-in as long as the context lasts.
+    """Serve a plug-in while the context lasts.
 
     Args:
         plugin: The plug-in.
         directory: Where the manager listens.
-        tick_s: How often the plug-in looks for another manager, in seconds.
+        tick_s: Seconds between two checks for another manager.
     """
     server = PluginServer(plugin, directory, telemetry(), tick_s=tick_s)
     server.start()
@@ -71,14 +71,14 @@ class DeviceManager:
 
     Attributes:
         registrations: The resources in the order in which plug-ins registered them.
-        refusal: What registrations are refused with; empty: they are accepted.
+        refusal: The text with which registrations are refused; empty: they are accepted.
     """
 
     def __init__(self, directory: Path) -> None:
         """Open nothing yet.
 
         Args:
-            directory: Where it listens; plug-ins make their sockets there.
+            directory: Where it listens, and where plug-ins create their sockets.
         """
         self.registrations: list[str] = []
         self.refusal = ""
@@ -123,7 +123,7 @@ class DeviceManager:
     def preferred(
         self, resource: str, available: Sequence[str], must_include: Sequence[str] = (), size: int = 1
     ) -> tuple[str, ...]:
-        """Return which devices a plug-in prefers; empty if it has no preference."""
+        """Return the devices that a plug-in prefers; empty if it has no preference."""
         if not self._options(resource).get_preferred_allocation_available:
             return ()
         request = pb.PreferredAllocationRequest(
@@ -137,7 +137,7 @@ class DeviceManager:
         return tuple(answer.container_responses[0].deviceIDs)
 
     def allocate(self, resource: str, ids: Sequence[str]) -> AllocateAnswer:
-        """Return what a container needs to use devices.
+        """Return the fields that a container needs to use devices.
 
         Raises:
             AssertionError: The plug-in refuses.
@@ -153,7 +153,7 @@ class DeviceManager:
         )
 
     def pre_start(self, resource: str, ids: Sequence[str]) -> bool:
-        """Make a plug-in prepare devices; False where it did not request that call.
+        """Make a plug-in prepare devices; return False if it did not request that call.
 
         Raises:
             AssertionError: The plug-in refuses.
@@ -202,13 +202,13 @@ class DeviceManager:
         return pb.Empty()
 
     def _follow(self, resource: str, channel: grpc.Channel) -> None:
-        """Take in the devices of a plug-in until its stream ends."""
+        """Record the devices of a plug-in until its stream ends."""
         watch: Any = channel.unary_stream(
             "/v1beta1.DevicePlugin/ListAndWatch",
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=pb.ListAndWatchResponse.FromString,
         )
-        with contextlib.suppress(grpc.RpcError, ValueError):  # it ends, or the channel was closed
+        with contextlib.suppress(grpc.RpcError, ValueError):  # the stream ended, or the channel was closed
             for answer in watch(pb.Empty()):
                 devices = {
                     device.ID: PluginDevice(

@@ -1,13 +1,13 @@
 """The memory limit for request bodies that are held, over all connections.
 
-Theory. Each connection has a limit of its own, and there are many connections, so there is a limit for the
-sum. When it is exceeded, one held request is refused. The choice lets an honest client continue while another
-client fills the budget:
+Theory. Each connection has its own limit, but there may be many connections, so the sum has a limit as well.
+When it is exceeded, one held request is refused. The choice of that request lets an honest client continue
+while another client fills the budget:
 
 * First choice: the body that has been arriving for the longest time, unless it is the one that has just
   grown. A client on a unix socket sends a body within milliseconds. A body that never ends is soon the oldest
-  one, and however fast a client begins new bodies, all of them are older than that of an honest client.
-* Otherwise: the largest body of the connection that holds most.
+  one. However fast a client begins new bodies, all of them are older than the body of an honest client.
+* Otherwise: the largest body of the connection that holds the most bytes.
 
 A body that never ends needs no timer here: the runtime has its headers, and their ``grpc-timeout`` ends the
 call.
@@ -33,7 +33,7 @@ class BodyHolder(Protocol):
         """Refuse a held request and free its bytes."""
 
     def largest(self) -> Stream | None:
-        """Return the stream that holds most."""
+        """Return the stream that holds the most bytes."""
 
 
 class BodyBudget:
@@ -73,7 +73,7 @@ class BodyBudget:
         return True
 
     def refuse_largest(self) -> bool:
-        """Refuse the request with the largest held body, to free memory; False where nothing is held."""
+        """Refuse the request with the largest held body, to free memory; False if nothing is held."""
         heaviest = self._heaviest()
         if heaviest is None:
             return False

@@ -1,10 +1,10 @@
 """The meaning of the frames of each direction of a connection.
 
 ``Requests`` goes from the client to the runtime: it finds methods and holds bodies. ``Responses`` goes from
-the runtime to the client: it reads ids and results in passing. Both validate frames as far as their meaning
-is needed here (``Direction``). A frame that is wrong in itself (size, stream, an increment of 0, a header in
-the wrong place) ends the connection with RelayError. An open header block is gathered until it is complete;
-its size is checked before anything in it is decoded.
+the runtime to the client: it reads ids and results while they pass. Both validate the parts of frames that
+this relay uses (``Direction``). An invalid frame (wrong size or stream, an increment of 0, a header in the
+wrong place) ends the connection with RelayError. An open header block is gathered until it is complete; its
+size is checked before anything in it is decoded.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from proxy.relay.headers import HpackTracker
 from proxy.relay.streams import ARRIVING, ENDED, REFUSED, Stream, Streams
 
 MOST_EMPTY: Final = 1000
-"""Limit of consecutive frames without content, of which one would do."""
+"""Limit of consecutive frames without content, of which one would suffice."""
 
 
 class Direction(FrameReader):
-    """A reader that knows the frame types; subclasses say what the frames mean."""
+    """A reader that knows the frame types; subclasses define the meaning of the frames."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class Direction(FrameReader):
             frames.CONTINUATION: self._continuation,
         }
 
-    # Complete frames that do not simply pass; ``start`` and ``end`` limit the payload.
+    # Complete frames that do not simply pass; ``start`` and ``end`` delimit the payload.
 
     def _window_update(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         if end - start != 4:
@@ -128,7 +128,7 @@ class Direction(FrameReader):
                 f"cannot continue to read: more than {MOST_EMPTY} empty frames in a row", ENHANCE_YOUR_CALM
             )
 
-    # What the frames of this direction mean. A method that returns something returns PASS, DROP or
+    # The meaning of the frames of this direction. A method that returns a number returns PASS, DROP or
     # PASS_AFTER_OWN_FRAMES.
 
     @abstractmethod
@@ -188,7 +188,7 @@ class Requests(Direction):
         """Connect with the rest of the session.
 
         Args:
-            streams: What both directions share.
+            streams: The state that both directions share.
             client_settings: Called with each pair that the client announces.
         """
         self.streams = streams
@@ -207,7 +207,7 @@ class Requests(Direction):
         return True
 
     def on_data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
-        """Hold DATA, drop that of dead streams, let that of others wait for window."""
+        """Hold DATA of tracked streams, drop DATA of dead ones, let DATA of others wait for window."""
         streams, length = self.streams, end - start
         flow = streams.flow
         flow.add_received(length)
@@ -240,7 +240,7 @@ class Requests(Direction):
         return DROP
 
     def on_headers(self, flags: int, stream: int) -> int:
-        """Send what is held of a stream before its trailers: header blocks cannot wait."""
+        """Send the held bytes of a stream before its trailers, because header blocks cannot wait."""
         streams = self.streams
         tracked = streams.tracked.get(stream)
         if tracked is None and stream not in streams.flow.queue:
@@ -279,11 +279,11 @@ class Requests(Direction):
         raise RelayError("cannot take PUSH_PROMISE: it came from the client")
 
     def on_window(self, stream: int, increment: int) -> int:
-        """Windows of the response direction pass, except for streams that are over for the runtime."""
+        """Windows of the response direction pass, except for streams that the runtime has ended."""
         return DROP if stream in self.streams.dead else PASS
 
     def on_reset(self, stream: int) -> int:
-        """The client gave up a stream."""
+        """The client has reset a stream."""
         streams = self.streams
         streams.open.discard(stream)
         tracked = streams.tracked.get(stream)
@@ -312,7 +312,7 @@ class Requests(Direction):
         return PASS
 
     def pass_held_acks(self) -> None:
-        """Send the acknowledgements that have waited."""
+        """Send the acknowledgements that were waiting."""
         flow = self.streams.flow
         while flow.held_acks:
             flow.held_acks -= 1
@@ -327,7 +327,7 @@ class Requests(Direction):
         return PASS
 
     def on_goaway(self, last: int) -> None:
-        """Nothing here depends on it: the client continues with the streams that it has."""
+        """Do nothing: the client continues with the streams that it has."""
 
     def _queue(self, flags: int, stream: int, piece: bytes, length: int) -> None:
         """Let DATA of a passing stream wait for the runtime's window."""
@@ -342,7 +342,7 @@ class Requests(Direction):
         streams.pump()
 
 
-TEE_BYTES: Final = 1 << 20  # answers of intercepted methods are ids; a longer one is not read
+TEE_BYTES: Final = 1 << 20  # answers of intercepted methods are ids; a longer answer is not read
 
 
 class Responses(Direction):
@@ -363,7 +363,7 @@ class Responses(Direction):
         self._limit = self.tracker.size
 
     def join(self, streams: Streams) -> None:
-        """Connect with what both directions share."""
+        """Connect with the state that both directions share."""
         self.streams = streams
 
     def client_settings(self, key: int, value: int) -> None:
@@ -378,7 +378,7 @@ class Responses(Direction):
         return self._limit if self.tracker.size > self._limit else None
 
     def passes(self, flags: int, stream: int, length: int) -> bool:
-        """Let DATA pass that is not observed; its windows are end to end."""
+        """Let DATA pass that is not read here; its windows are end to end."""
         streams = self.streams
         if stream in streams.tracked or stream in streams.dead:
             return False
@@ -387,7 +387,7 @@ class Responses(Direction):
         return True
 
     def on_data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
-        """Read the first message of an answer; drop what comes for refused streams."""
+        """Read the first message of an answer; drop DATA for refused streams."""
         streams = self.streams
         tracked = streams.tracked.get(stream)
         if tracked is None:
@@ -406,7 +406,7 @@ class Responses(Direction):
         return PASS
 
     def on_headers(self, flags: int, stream: int) -> int:
-        """Record that the answer began: from now on a refusal has no opening of its own."""
+        """Record that the answer began: a later refusal must not send opening headers."""
         tracked = self.streams.tracked.get(stream)
         if tracked is not None:
             tracked.answered = True
@@ -424,10 +424,10 @@ class Responses(Direction):
             self.streams.open.discard(stream)
 
     def on_promise(self) -> None:
-        """A push that the client allowed is between it and the runtime."""
+        """Do nothing: a push that the client allowed concerns only the client and the runtime."""
 
     def on_window(self, stream: int, increment: int) -> int:
-        """Spend or pass on what the runtime grants."""
+        """Spend the window that the runtime grants, or pass it on."""
         streams = self.streams
         flow = streams.flow
         if not stream:
@@ -445,11 +445,11 @@ class Responses(Direction):
         if tracked.window > frames.LARGEST_WINDOW:
             raise RelayError("cannot widen a stream's window: it is above 2^31 - 1")
         streams.pump()
-        # Where the initial window is 0 the client, too, depends on the runtime's first grant.
+        # If the initial window is 0, the client too depends on the runtime's first grant.
         return PASS if tracked.phase == ARRIVING else DROP
 
     def on_reset(self, stream: int) -> int:
-        """The runtime gave up a stream."""
+        """The runtime has reset a stream."""
         streams = self.streams
         if streams.dead.get(stream) == REFUSED:
             return DROP
@@ -461,7 +461,7 @@ class Responses(Direction):
         return PASS
 
     def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> int:
-        """Obey what the runtime allows; the frame itself continues to the client."""
+        """Apply the limits of the runtime; the frame itself continues to the client."""
         if acknowledged:
             if self._requests.announced and (size := self._requests.announced.popleft()) is not None:
                 self._limit = size
@@ -475,7 +475,7 @@ class Responses(Direction):
         return PASS
 
     def on_goaway(self, last: int) -> None:
-        """Streams that the runtime will not take are over."""
+        """End the streams that the runtime will not take."""
         self.streams.on_server_goaway(last)
         if grant := self.streams.flow.take_grant():
             self.inject(frames.window_update(0, grant))
@@ -497,5 +497,5 @@ class Responses(Direction):
 
 
 def _status(text: str | None) -> int | None:
-    """Read grpc-status; None where it is missing or no number."""
+    """Read grpc-status; None if it is missing or not a number."""
     return int(text) if text is not None and text.isdecimal() and len(text) <= 9 else None

@@ -39,8 +39,8 @@ class Handler(Protocol):
     """Receives what happens on the intercepted streams of one session, synchronously and in order.
 
     Every method may call ``Session.release`` and ``Session.refuse`` for any stream. An exception of a method
-    propagates through ``Session.from_client`` or ``Session.from_server``; the session cannot be used after
-    it.
+    propagates through ``Session.from_client`` or ``Session.from_server``; the session cannot be used any more
+    then.
     """
 
     def request(self, stream: int, path: str, message: bytes) -> None:
@@ -77,6 +77,6 @@ class Handler(Protocol):
 
         Args:
             stream: HTTP/2 stream id.
-            status: grpc-status of the runtime, or None where it gave none: reset, cancelled, refused by us,
+            status: grpc-status of the runtime, or None if it gave none: reset, cancelled, refused by us,
                 not taken by a runtime that goes away, connection lost.
         """

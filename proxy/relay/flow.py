@@ -8,44 +8,47 @@ the runtime grants. So for the request direction the proxy keeps the connection-
 * ``server``: what we may still send the runtime = 65,535 + all that it granted - all DATA that left.
 
 One rule keeps all streams moving: *when ``server`` is above ``client``, grant the difference.* The following
-cases are easily done wrong; the rule covers them without further state:
+cases are error-prone, but the rule covers them without further state:
 
-* DATA that is held is granted back, for ``server`` did not move. It is granted as soon as the client has less
-  than half of the 65,535 bytes left, whichever streams it spent them on (a threshold for each stream would
-  let many held streams starve each other), and not before: most bodies leave again at once, and a frame to
-  the client for each of them would cost more than the rest of the relay;
-* a body that is sent makes ``server`` fall below ``client``; the runtime's next updates repay that debt
-  before anything is granted, and not a byte of it is due while the body is still held;
+* DATA that is held is granted back, because ``server`` did not change. It is granted when the client has less
+  than half of the 65,535 bytes left, regardless of the streams on which it spent them (with a threshold for
+  each stream, many held streams could starve each other). It is not granted earlier: most bodies leave again
+  at once, and a frame to the client for each of them would cost more than the rest of the relay;
+* a body that is sent makes ``server`` fall below ``client``. The runtime's next updates repay that debt
+before
+  anything is granted; there is no debt while the body is still held;
 * a body that is rewritten, refused, reset or cancelled needs no correction: only bytes that left were
   counted;
-* DATA that only passes lowers both, and the runtime's update for it passes unchanged.
+* DATA that only passes lowers both windows, and the runtime's update for it passes unchanged.
 
-From the first body on that is longer than a stream's window, the client has ``ahead`` bytes of window more
-than the rule gives. With 65,535 bytes a body of 200 kB would take four round trips to the client, with a
-frame of the relay and a read for each. Smaller bodies get no more than the runtime gives: they would only
-wait here.
+Once a body was longer than a stream's window, the client has ``ahead`` bytes of window more than the rule
+gives. With 65,535 bytes, a body of 200 kB would take four round trips to the client, with a frame of the
+relay and a read for each. Before that the client gets no more than the runtime gives, because smaller bodies
+would only wait here.
 
-While there is a debt the client may have more window than the runtime gave. DATA of a passing stream that
-finds no window therefore waits in ``queue``; it counts as not granted back (``waiting``), which bounds it by
-the client's window.
+While there is a debt, the client may have more window than the runtime gave. So DATA of a passing stream for
+which there is no window waits in ``queue``. It counts as not granted back (``waiting``), so the client's
+window limits it.
 
-Stream-level windows pass end to end, except for streams whose body we hold: there the client is granted what
-its message still needs, up to a limit, and from then on what we took (``credits``). The runtime's window for
-the stream is spent by us.
+Stream-level windows pass end to end, except for streams whose body we hold. For these, the client is granted
+the window that its message still needs, up to a limit, and later the window of the bytes that we took
+(``credits``). We spend the runtime's window for the stream.
 
-What the runtime announces in SETTINGS holds for it when the client's acknowledgement has reached it, which
-passes through us in order. So a smaller window or frame size is obeyed at once, a larger one is used behind
-the acknowledgement: grpc's C core widens and narrows its frame size as it goes and takes neither too early.
-An acknowledgement of a smaller window waits behind DATA of passing streams that the client sent before it and
-that waits here: it may exceed the smaller window. Acknowledgements behind it wait with it, in order. What
-else came behind them passes them. So none waits that allows anything larger than what the runtime knows to be
-acknowledged: header blocks that use a larger table or frame cannot wait. Such an acknowledgement takes those
-before it along. A larger window then has room for the DATA that waits. If it is a table or a frame that is
-larger, the DATA may exceed the smaller window. containerd and CRI-O never announce a smaller one: grpc-go
-only widens its window (grpc-go v1.80 ``internal/transport/bdp_estimator.go``).
+The runtime applies its own SETTINGS when the client's acknowledgement has reached it, which passes through us
+in order. So we obey a smaller window or frame size at once, and use a larger one only behind the
+acknowledgement: grpc's C core widens and narrows its frame size at any time and accepts neither too early.
 
-The queue is served in order of release, a stream that has no window of its own is passed over: finishing one
-body before the next begins lets the runtime answer, and give back window, early.
+DATA of passing streams that the client sent before it acknowledged a smaller window, and that still waits
+here, may exceed that window. So the acknowledgement waits behind this DATA. Later acknowledgements wait with
+it, in order; all other frames overtake them. But an acknowledgement that allows anything larger than what the
+runtime knows to be acknowledged must not wait, because header blocks that use a larger table or frame cannot
+wait. It is sent at once, and so are the acknowledgements before it. If it allows a larger window, there is
+room for the DATA that waits. If it allows only a larger table or frame, the DATA may exceed the smaller
+window. containerd and CRI-O never announce a smaller one: grpc-go only widens its window (grpc-go v1.80
+``internal/transport/bdp_estimator.go``).
+
+The queue is served in order of release, and a stream that has no window of its own is skipped. Finishing one
+body before the next begins lets the runtime answer early, and give back window early.
 """
 
 from __future__ import annotations
@@ -60,14 +63,14 @@ from proxy.relay.headers import DEFAULT_TABLE_SIZE
 
 _LOW_WINDOW: Final = 32_768
 AHEAD_BYTES: Final = 256 << 10
-"""What a client may have of the connection's window beyond the runtime's; as much as one read takes."""
+"""The connection's window that a client may have beyond the runtime's; as much as one read takes."""
 STREAM_AHEAD_BYTES: Final = 1 << 20
-"""The same of a stream's window, for the rest of a message that is held."""
-_WIDE_WINDOW: Final = 1 << 30  # wider ones are not added to: 2^31 - 1 is the limit
+"""The same for a stream's window, for the rest of a held message."""
+_WIDE_WINDOW: Final = 1 << 30  # a wider one is not extended: 2^31 - 1 is the limit
 _ENDLESS: Final = 1 << 62
 _JOINED_BYTES: Final = 65_536
 _Limits: TypeAlias = tuple[int, int, int]
-"""A window of streams, a size of frames and a size of the header table, as the runtime allows them."""
+"""The window of streams, the frame size and the header table size that the runtime allows."""
 _SMALL_BYTES: Final = 4096  # pieces below are gathered: each object costs some sixty bytes more than it holds
 
 
@@ -77,8 +80,8 @@ class Outgoing:
     Attributes:
         id: HTTP/2 stream id.
         window: The runtime's stream-level window.
-        chunks: What is to be sent; ``offset`` bytes of the first chunk are gone.
-        remaining: Bytes that are to be sent.
+        chunks: The bytes to send; ``offset`` bytes of the first chunk have been sent.
+        remaining: The number of bytes to send.
         end: The stream ends behind them.
         sent: Everything has been sent.
         passing: The bytes belong to a stream that only passes (its stream-level window is not ours to watch).
@@ -111,7 +114,7 @@ class Outgoing:
             self.chunks.append(bytearray(piece))
 
     def take(self, count: int) -> bytes | memoryview:
-        """Take the next ``count`` bytes (there are as many); those of a large chunk are not copied."""
+        """Take the next ``count`` bytes, which must exist; those of a large chunk are not copied."""
         self.remaining -= count
         first = self.chunks[0] if self.chunks else b""
         begin, end = self.offset, self.offset + count
@@ -136,12 +139,12 @@ class FlowControl:
 
     Attributes:
         client, server: The two connection-level windows of the request direction.
-        ahead: What the client may have beyond the runtime's window.
+        ahead: The window that the client may have beyond the runtime's.
         waiting: Bytes of passing streams in the queue.
-        initial: The runtime's SETTINGS_INITIAL_WINDOW_SIZE, as far as it may be used.
-        largest: The runtime's SETTINGS_MAX_FRAME_SIZE, the same.
-        credits: What to grant to the client, by stream.
-        queue: What waits to be sent, by stream, in order.
+        initial: The runtime's SETTINGS_INITIAL_WINDOW_SIZE that may be used now.
+        largest: The runtime's SETTINGS_MAX_FRAME_SIZE that may be used now.
+        credits: The window to grant to the client, by stream.
+        queue: The bytes that wait to be sent, by stream, in order.
         held_acks: Acknowledgements of the client that wait behind DATA in the queue.
     """
 
@@ -156,14 +159,14 @@ class FlowControl:
         self.ahead = self.waiting = 0
         self.initial = frames.DEFAULT_WINDOW
         self.largest = frames.DEFAULT_FRAME
-        # What holds, then what each SETTINGS that is not acknowledged yet will change it to.
+        # The limits in effect, then those that each SETTINGS without an acknowledgement will set.
         self._limits: deque[_Limits] = deque([(self.initial, self.largest, DEFAULT_TABLE_SIZE)])
         self.held_acks = 0
         self.credits: dict[int, int] = {}
         self.queue: dict[int, Outgoing] = {}
 
     def add_received(self, length: int) -> None:
-        """Book DATA from the client that does not leave at once.
+        """Record DATA from the client that does not leave at once.
 
         Raises:
             RelayError: The client sent more than it was granted.
@@ -178,14 +181,14 @@ class FlowControl:
             self.credits[stream] = self.credits.get(stream, 0) + length
 
     def grant_ahead(self, size: int) -> int:
-        """Let the client send a message of ``size`` bytes at once; returns the window for its stream."""
+        """Let the client send a message of ``size`` bytes at once; return the window for its stream."""
         if size <= self.initial or max(limits[0] for limits in self._limits) > _WIDE_WINDOW:
             return 0
         self.ahead = AHEAD_BYTES
         return min(size, STREAM_AHEAD_BYTES)
 
     def try_forward(self, increment: int) -> bool:
-        """Book that the runtime's update continues to the client, if that is just what can be granted."""
+        """Record that the runtime's update continues to the client, if exactly that much can be granted."""
         if self._grantable() != increment:
             return False
         self.client += increment
@@ -196,7 +199,7 @@ class FlowControl:
         return self.take_grant() if self.client < _LOW_WINDOW + self.ahead // 2 else 0
 
     def take_grant(self) -> int:
-        """Book and return all that the client can be granted on the connection; 0 for nothing."""
+        """Record and return the window that the client can be granted on the connection; 0 for none."""
         extra = self._grantable()
         if extra <= 0:
             return 0
@@ -207,7 +210,7 @@ class FlowControl:
         return min(self.server + self.ahead, frames.LARGEST_WINDOW) - self.waiting - self.client
 
     def on_server_window(self, increment: int) -> None:
-        """Book a connection-level update of the runtime.
+        """Record a connection-level update of the runtime.
 
         Raises:
             RelayError: The window is above 2^31 - 1.
@@ -217,7 +220,7 @@ class FlowControl:
             raise RelayError("cannot widen the connection's window: it is above 2^31 - 1")
 
     def on_server_settings(self, pairs: list[tuple[int, int]]) -> int:
-        """Book SETTINGS of the runtime; returns by how much the windows of streams change now.
+        """Record SETTINGS of the runtime; return by how much the windows of streams change now.
 
         Raises:
             RelayError: The client acknowledges none of them.
@@ -236,7 +239,7 @@ class FlowControl:
         return self._apply_limits()
 
     def must_hold_ack(self) -> bool:
-        """Return whether an acknowledgement of the client has to wait for what waits of passing streams."""
+        """Return whether an acknowledgement of the client has to wait for waiting DATA of passing streams."""
         held = self.held_acks
         if not self.waiting or held + 1 >= len(self._limits):
             return False
@@ -244,7 +247,7 @@ class FlowControl:
         return all(map(le, after, before)) and (held > 0 or after[0] < before[0])
 
     def on_settings_ack(self) -> int:
-        """Book that the client acknowledged; returns by how much the windows of streams change now."""
+        """Record that the client acknowledged; return by how much the windows of streams change now."""
         if len(self._limits) > 1:
             self._limits.popleft()
         return self._apply_limits()
@@ -260,7 +263,7 @@ class FlowControl:
         self.queue.setdefault(item.id, item)
 
     def drop(self, stream: int) -> None:
-        """Forget what waits of a stream, and its credit."""
+        """Forget the waiting bytes of a stream, and its credit."""
         self.credits.pop(stream, None)
         item = self.queue.pop(stream, None)
         if item is not None and item.passing:
@@ -270,7 +273,7 @@ class FlowControl:
         """Take from the queue the frames for which there is window.
 
         Returns:
-            The frames in pieces, and the streams of which nothing waits any more.
+            The frames in pieces, and the streams that have no waiting bytes any more.
         """
         out: list[bytes | memoryview] = []
         done: list[int] = []

@@ -1,16 +1,16 @@
-"""HTTP/2 frames (RFC 9113): those that we write, and cutting a direction of a connection into frames.
+"""HTTP/2 frames (RFC 9113): writing our own, and splitting one direction of a connection into frames.
 
-What only passes is not copied.
+Bytes that only pass are not copied.
 
-Theory of operation. ``feed`` takes bytes as they were read and appends what must leave to ``out``. It looks
-at the 9 leading bytes of each frame and decides:
+Theory of operation. ``feed`` takes bytes as they were read and appends the bytes that must leave to ``out``.
+It reads the 9 leading bytes of each frame and decides:
 
-* DATA that only passes is counted (``passes``) and skipped, even where only its beginning has arrived;
-* every other frame is waited for until it is complete and given to a method of the subclass, which says
-  whether it passes (``PASS``), is taken out (``DROP``), or passes behind what we had to write first
+* DATA that only passes is counted (``passes``) and skipped, even if only its beginning has arrived;
+* every other frame is given to a method of the subclass when it is complete. The method decides whether the
+  frame passes (``PASS``), is removed (``DROP``), or passes after frames that we had to write first
   (``PASS_AFTER_OWN_FRAMES``).
 
-A stretch of kept frames leaves as one piece, and a read in which everything was kept leaves as the same bytes
+Consecutive frames that pass leave as one piece. If all frames of a read pass, it leaves as the same bytes
 object.
 
 Frames of our own (``inject``) may only stand between two frames, and never between HEADERS and their
@@ -18,9 +18,9 @@ CONTINUATION. So they wait in ``_deferred`` until the sender has begun with its 
 being handled, while passing DATA is incomplete, and while a header block is open; the order on the wire is
 then the order of events.
 
-Memory: an incomplete frame is at most as long as the receiver allows (SETTINGS_MAX_FRAME_SIZE), a header
-block at most ``LARGEST_BLOCK``; anything above raises RelayError, before it is decoded. Both are gathered in
-one buffer each, so that pieces of a few bytes cost a few bytes.
+Memory: an incomplete frame is at most as long as the receiver allows (SETTINGS_MAX_FRAME_SIZE), and a header
+block at most ``LARGEST_BLOCK``; a longer one raises RelayError before it is decoded. Each is gathered in one
+buffer, so that pieces of a few bytes cost a few bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ DEFAULT_WINDOW: Final = 65_535
 DEFAULT_FRAME: Final = 16_384
 LARGEST_FRAME: Final = (1 << 24) - 1
 LARGEST_WINDOW: Final = (1 << 31) - 1
-UNACKNOWLEDGED: Final = 1024  # SETTINGS that may be on their way; a peer that acknowledges none is cut off
+UNACKNOWLEDGED: Final = 1024  # SETTINGS without acknowledgement, after which a peer is disconnected
 STREAM_ID: Final = 0x7FFF_FFFF
 
 HEAD: Final = Struct(">IBI")  # length << 8 | type, flags, stream
@@ -127,8 +127,8 @@ def _percent_encoded(character: str) -> bytes:
 def refusal(stream: int, code: int, message: str, *, answered: bool, resize: int | None) -> bytes:
     """Write the HEADERS frame that ends a call with a gRPC status.
 
-    It uses static indices and literals without indexing only, so the receiver's header table stays as the
-    runtime believes it to be.
+    It uses only static indices and literals without indexing, so the receiver's header table stays as the
+    runtime expects it to be.
 
     Args:
         stream: HTTP/2 stream id.
@@ -138,7 +138,7 @@ def refusal(stream: int, code: int, message: str, *, answered: bool, resize: int
         resize: A table size that the next header block must announce (RFC 7541, 4.2), or None.
     """
     text = b""
-    for character in message:  # a client may reject what is no UTF-8 once it is decoded
+    for character in message:  # a client may reject a text that is not UTF-8 after decoding
         longer = text + _percent_encoded(character)
         if len(longer) > _MESSAGE_BYTES:
             break
@@ -172,7 +172,7 @@ def unpad(flags: int, data: bytes, start: int, end: int) -> tuple[int, int]:
     """Find the payload of a frame that may be padded.
 
     Raises:
-        RelayError: There is more padding than frame.
+        RelayError: The padding is longer than the frame.
     """
     if not flags & PADDED:
         return start, end
@@ -185,7 +185,7 @@ def settings(flags: int, stream: int, data: bytes, start: int, end: int) -> list
     """Read the pairs of a SETTINGS frame.
 
     Raises:
-        RelayError: The frame is not valid, or a value that matters here is out of bounds.
+        RelayError: The frame is invalid, or a value that this relay uses is out of bounds.
     """
     if stream or (end - start) % 6 or (flags & ACK and end > start):
         raise RelayError("cannot read SETTINGS: wrong stream or size")
@@ -217,9 +217,10 @@ class FrameReader(ABC):
     """Reads the frames of one direction of a connection; subclasses define what each frame means.
 
     Attributes:
-        out: What must leave, in order.
-        handlers: What to do with a complete frame, by type; other types pass. Called with flags, stream,
-            data, and where the payload begins and ends; returns PASS, DROP or PASS_AFTER_OWN_FRAMES.
+        out: The bytes that must leave, in order.
+        handlers: The handlers of complete frames, by type; other types pass. Each is called with flags,
+            stream, data, and the positions where the payload begins and ends; it returns PASS, DROP or
+            PASS_AFTER_OWN_FRAMES.
         begun: The sender's SETTINGS have passed, which must be the first frame of a direction.
         largest: The longest frame that the receiver allows.
     """
@@ -245,7 +246,7 @@ class FrameReader(ABC):
         """Begin.
 
         Args:
-            greeting: What must come before the first frame.
+            greeting: The bytes that must come before the first frame.
         """
         self.out: list[bytes | memoryview] = []
         self.handlers: dict[int, Callable[[int, int, bytes, int, int], int]] = {}
@@ -262,19 +263,19 @@ class FrameReader(ABC):
         self._empties = 0
 
     def drain(self) -> list[bytes | memoryview]:
-        """Take what must leave."""
+        """Take the bytes that must leave."""
         out = self.out
         if out:
             self.out = []
         return out
 
     def send_last(self, frame: bytes) -> None:
-        """Send a last frame of our own if a frame may begin here; the reader may have failed inside one."""
+        """Send a last frame of our own if a frame may begin here: the reader may have failed inside one."""
         if self.begun and not self._passing and self._block is None:
             self.out.append(frame)
 
     def inject(self, *own: bytes | memoryview) -> None:
-        """Send frames of our own at the next place where they may stand."""
+        """Send frames of our own at the next place where they are allowed."""
         if self._busy or self._passing or self._block is not None or not self.begun:
             self._deferred.extend(own)
         else:
@@ -317,7 +318,7 @@ class FrameReader(ABC):
             self._flush_deferred()
 
     def _end_rest(self, data: bytes) -> int:
-        """Handle the incomplete frame with what completes it; returns where the next one begins."""
+        """Complete and handle the incomplete frame; return the position where the next one begins."""
         missing = self._need - len(self._rest)
         frame = b"".join((self._rest, data[:missing]))
         self._rest = b""
@@ -327,9 +328,9 @@ class FrameReader(ABC):
         return missing
 
     def _walk(self, data: bytes, mark: int, pos: int) -> tuple[int, int]:
-        """Handle all complete frames; returns where the unsent stretch begins and where it ends.
+        """Handle all complete frames; return where the unsent stretch begins and where it ends.
 
-        What is between ``mark`` and ``pos`` passes.
+        The bytes between ``mark`` and ``pos`` pass.
         """
         head, passes, handlers = HEAD.unpack_from, self.passes, self.handlers
         size = len(data)
@@ -369,7 +370,7 @@ class FrameReader(ABC):
         return mark, pos
 
     def _part(self, verdict: int, data: bytes, mark: int, pos: int, end: int) -> int:
-        """Send what is before a frame that does not simply pass; returns where the next stretch begins."""
+        """Send the bytes before a frame that does not simply pass; return where the next stretch begins."""
         if pos > mark:
             self.out.append(data[mark:pos])
         if verdict == DROP:
@@ -385,7 +386,7 @@ class FrameReader(ABC):
         return pos
 
     def _pass_preface(self, data: bytes) -> int:
-        """Pass the connection preface on; returns where its received part ends."""
+        """Pass the connection preface on; return where its received part ends."""
         count = min(len(self._preface), len(data))
         if data[:count] != self._preface[:count]:
             raise RelayError("cannot serve the client: it does not speak HTTP/2")
@@ -393,7 +394,7 @@ class FrameReader(ABC):
         return count
 
     def _pass_on(self, data: bytes) -> int:
-        """Let the rest of a DATA frame pass; returns where it ends."""
+        """Let the rest of a DATA frame pass; return where it ends."""
         rest = min(self._passing, len(data))
         self._passing -= rest
         return rest
@@ -421,7 +422,7 @@ class FrameReader(ABC):
 
     @abstractmethod
     def passes(self, flags: int, stream: int, length: int) -> bool:
-        """Count a DATA frame that only passes, or say that ``on_data`` must see it."""
+        """Count a DATA frame that only passes; return False if ``on_data`` must handle it."""
 
     @abstractmethod
     def on_headers(self, flags: int, stream: int) -> int:

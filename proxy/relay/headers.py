@@ -1,17 +1,17 @@
-"""Tracking an HPACK table just far enough to read one field (RFC 7541).
+"""Tracking only as much of an HPACK table as one field needs (RFC 7541).
 
-Theory: a header block is a program for the receiver's dynamic table. To understand an index in a later block
-one must have executed every earlier block of the same direction, but for finding *one* field it is enough to
-know of each entry its size (eviction goes by size), the length of its name (a later entry may borrow it) and,
-if it has the wanted name, its value. So names and values are not built: literals are stepped over, their
-decoded lengths are counted where they enter the table, and text is decoded for the wanted field only, through
-a cache, and only up to a length above that of any value that matters: decoding takes long. A block of a known
-call is eight to ten indexed bytes and costs below a microsecond.
+Theory: a header block is a program for the receiver's dynamic table. To understand an index in a later block,
+a reader must have executed every earlier block of the same direction. But to find *one* field it is enough to
+know of each entry its size (eviction goes by size), the length of its name (a later entry may refer to it)
+and, if it has the wanted name, its value. So names and values are not built. Literals are skipped, and their
+decoded lengths are counted if they enter the table. Text is decoded only for the wanted field, through a
+cache, and only up to a length above that of any value that matters, because decoding is slow. A block of a
+known call is eight to ten indexed bytes and costs less than a microsecond.
 
 The tracker must see all blocks from the first one of a connection; a session always begins there.
 
-Most answers change nothing in the table. Whether a block does is a property of its bytes alone, whatever the
-table holds; ``skip_block`` remembers the blocks that do not and steps over them without looking.
+Most answers change nothing in the table. Whether a block changes it depends only on the block's bytes, not on
+the table. ``skip_block`` remembers the blocks that change nothing, and skips them without reading them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CACHED_BYTES: Final = 256
 LONGEST_TEXT: Final = 1024
 """Coded bytes of a value that is decoded; paths of methods and results of calls have less than 100."""
 _TEXTS_IN_A_BLOCK: Final = 8  # a valid block has one
-_TOO_LONG: Final = "?"  # in place of a value that is longer: no path and no number
+_TOO_LONG: Final = "?"  # in place of a longer value; it is neither a path nor a number
 
 
 class HpackTracker:
@@ -93,7 +93,7 @@ class HpackTracker:
         """Follow a complete header block.
 
         Returns:
-            The value of the wanted field, or None where the block does not hold it.
+            The value of the wanted field, or None if the block does not contain it.
 
         Raises:
             RelayError: The block is not valid.
@@ -145,7 +145,7 @@ class HpackTracker:
         return pos
 
     def _literal(self, block: bytes, pos: int, byte: int) -> tuple[int, str | None]:
-        """Step over a literal field; returns the position behind it and, if it is wanted, its value."""
+        """Skip a literal field; return the position behind it and, if it is the wanted one, its value."""
         keep = byte & 0x40
         mask = 0x3F if keep else 0x0F
         index = byte & mask
@@ -205,7 +205,7 @@ class HpackTracker:
 
 
 def _string(block: bytes, pos: int) -> tuple[int, int, int]:
-    """Read a string's head; returns whether it is Huffman coded, where it begins and where it ends."""
+    """Read a string's head; return whether it is Huffman coded, where it begins and where it ends."""
     byte = block[pos]
     pos += 1
     size = byte & 0x7F

@@ -1,13 +1,13 @@
-"""Huffman coded header strings (RFC 7541, 5.2), one byte a step.
+"""Huffman coded header strings (RFC 7541, 5.2), one byte per step.
 
 Theory: a Huffman decoder is an automaton whose states are the inner nodes of the code tree. hpack ships its
 transitions for half a byte (16 for each of 256 states). Two half steps make a byte step: the next state, how
-many symbols came out, and whether a string may end there. The byte steps of one state make a row of 256; a
-row is built when a string first gets to its state, and steps point to rows, so that following a string is one
-look-up for each byte. The *length* of a string is all that following a header table needs. Strings whose text
-matters are few (paths, grpc-status) and are decoded by half steps; the caller caches them.
+many symbols came out, and whether a string may end there. The byte steps of one state make a row of 256. A
+row is built when a string first reaches its state, and steps point to rows, so that following a string takes
+one look-up for each byte. To follow a header table only the *length* of a string is needed. Strings whose
+text matters are few (paths, grpc-status) and are decoded by half steps; the caller caches them.
 
-As hpack has them the transitions are thousands of tuples, 0.3 MB; here each is one number.
+In hpack the transitions are thousands of tuples, 0.3 MB; here each is one number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HALVES = array("L", (state << 16 | flags << 8 | symbol for state, flags, symbol
 del HUFFMAN_TABLE
 
 Row = list["Step | None"]  # by byte; None: no such code; empty: not built yet
-Step = tuple[Row, int, bool]  # next row, symbols, whether what is left over is valid padding
+Step = tuple[Row, int, bool]  # next row, symbols, whether the remaining bits are valid padding
 
 _rows: list[Row] = [[] for _ in range(256)]
 _states = {id(row): state for state, row in enumerate(_rows)}

@@ -2,17 +2,18 @@
 
 Theory of operation. For each connection that a client makes there is one to the runtime, and nothing
 terminates in between: stream ids, SETTINGS, PING, GOAWAY, header tables and the flow control of the response
-direction are end to end, and requests that are not intercepted leave as the bytes that came. Four parts:
-``frames`` cuts a direction into frames, ``directions`` checks them and says what they mean, ``headers``
-follows the header tables, ``streams`` keeps the intercepted streams and ``flow`` the flow of the request
+direction are end to end, and requests that are not intercepted leave as the bytes that came. The parts:
+``frames`` splits a direction into frames, ``directions`` checks and interprets them, ``headers`` follows the
+header tables, ``streams`` keeps the intercepted streams, and ``flow`` does the flow control of the request
 direction.
 
-For an intercepted method HEADERS continue at once (the deadline begins to run, the order of header blocks is
-kept) and the body is held until it is complete. The handler is called (``Handler.request``) and releases the
-request, rewritten or not, or refuses it, at once or later. Answers are read in passing, never held.
+For an intercepted method, HEADERS continue at once (so the deadline begins to run, and the order of header
+blocks is kept), and the body is held until it is complete. Then the handler is called (``Handler.request``).
+It releases the request, rewritten or not, or refuses it, at once or later. Answers are read while they pass,
+and never held.
 
-A session has no clock and no socket: what must leave is fetched with ``to_client`` and ``to_server`` after
-every call. After RelayError only ``lost`` may be called.
+A session has no clock and no socket: after every call, the bytes that must leave are fetched with
+``to_client`` and ``to_server``. After RelayError only ``lost`` may be called.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Session:
     """The relay of one connection.
 
     Attributes:
-        to_client, to_server: Call to take what must leave, in order; empty where there is nothing.
+        to_client, to_server: Call to take the bytes that must leave, in order; empty if there are none.
         release: Call to let a waiting request go to the runtime; see ``Streams.release``.
     """
 
@@ -44,7 +45,7 @@ class Session:
         Args:
             handler: Decides on requests and is notified of answers.
             intercepts: Returns for a ``:path`` whether its requests are held.
-            budget: The memory limit for bodies, over all connections; one of its own if None.
+            budget: The memory limit for bodies, over all connections; a separate one if None.
         """
         self._requests = requests = Requests(intercepts)
         self._responses = responses = Responses(requests)
@@ -82,7 +83,7 @@ class Session:
         return bool(self._streams.flow.queue)
 
     def from_client(self, data: bytes) -> None:
-        """Take what the client sent.
+        """Process bytes from the client.
 
         Raises:
             RelayError: The client broke the protocol; this connection must end.
@@ -99,7 +100,7 @@ class Session:
             self._requests.pass_held_acks()
 
     def from_server(self, data: bytes) -> None:
-        """Take what the runtime sent.
+        """Process bytes from the runtime.
 
         Raises:
             RelayError: The runtime broke the protocol; this connection must end.
@@ -110,14 +111,14 @@ class Session:
             self._requests.pass_held_acks()
 
     def refuse(self, stream: int, code: int, message: str) -> None:
-        """End a waiting call with a gRPC status; nothing happens where it no longer waits."""
+        """End a waiting call with a gRPC status; do nothing if it does not wait any more."""
         self._streams.refuse(stream, code, message)
 
     def goaway(self) -> None:
-        """Ask the client to open no more streams here; it may finish those that it has.
+        """Request that the client opens no more streams here; it may finish those that it has.
 
-        A PING follows: what the client opened before it saw the GOAWAY comes before the answer
-        (``saw_goaway``).
+        A PING follows. Streams that the client opened before it saw the GOAWAY arrive before the answer to
+        the PING (``saw_goaway``).
         """
         if frames.PING not in self._requests.handlers:
             self._requests.handlers[frames.PING] = self._requests.on_ping

@@ -8,24 +8,25 @@ goes through
         |                       +--refuse--> gone (dead)
         +--END_STREAM, not one plain message: reported as unusual, then SENDING untouched, or refused
 
-``WAITING`` is the only state in which ``release`` and ``refuse`` do something; anywhere else they come too
-late and are ignored. From every state the stream can end early: the runtime answers or resets it before it
-has the request, the client resets it, the runtime goes away (GOAWAY), the connection is lost. ``finished`` is
-then called, once, if ``request`` was.
+Only in state ``WAITING`` do ``release`` and ``refuse`` have an effect; in other states they come too late and
+are ignored. In every state the stream can end early: the runtime answers or resets it before it has the
+request, the client resets it, the runtime goes away (GOAWAY), or the connection is lost. Then ``finished`` is
+called once, if ``request`` was called.
 
-A stream that ended while the client may still be sending is *dead*, also one that only passed and that the
-runtime has reset: the client's DATA for it is dropped (the window comes back by the rule in ``flow``; that of
-the stream only if the client was sent no reset: nothing may follow a reset, RFC 9113, 5.1). If we
-refused it, what the runtime still sends for it is dropped too, DATA against window for the runtime; its
-HEADERS must pass, because both header tables depend on them, and find a stream that we have reset before.
+A stream that ended while the client may still be sending is *dead*. So is a stream that only passed and that
+the runtime has reset. The client's DATA for a dead stream is dropped. The connection's window comes back by
+the rule in ``flow``; the stream's window comes back only if the client was sent no reset, because nothing may
+follow a reset (RFC 9113, 5.1). If we refused the stream, the runtime's frames for it are dropped too, and the
+relay grants window for the dropped DATA to the runtime. But the runtime's HEADERS must pass, because both
+header tables depend on them; the client finds them on a stream that we have already reset.
 
 A gRPC server written in Go executes the first message of a unary call as soon as it is complete, whatever
-follows (grpc-go, ``Server.processUnaryRPC``). So where more follows, the first message is what is decided on,
-and the rest goes behind it unchanged.
+follows (grpc-go, ``Server.processUnaryRPC``). So if more follows, the decision is made on the first message,
+and the rest is sent behind it unchanged.
 
-A connection holds at most 64 MiB of request bodies, waiting or not yet sent, and all of them together what
-``budget`` allows. A stream that would exceed this is refused with RESOURCE_EXHAUSTED: to let it pass would be
-to let a container start unplaced.
+A connection holds at most 64 MiB of request bodies, waiting or not yet sent; all connections together hold at
+most what ``budget`` allows. A stream that would exceed this is refused with RESOURCE_EXHAUSTED: if it passed,
+a container could start unplaced.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ARRIVING: Final = 0
 WAITING: Final = 1
 SENDING: Final = 2
 
-# How a dead stream ended.
+# The ways in which a stream became dead.
 ENDED: Final = 0
 RESET: Final = 1
 REFUSED: Final = 2
@@ -56,11 +57,11 @@ class Stream(Outgoing):
         path: The method.
         phase: ARRIVING, WAITING or SENDING.
         body: The part of the body that has arrived; small pieces are gathered in buffers.
-        tail: What came behind the message while WAITING.
+        tail: The bytes that came behind the message while WAITING.
         size: Bytes that count against the limit of the connection.
-        needs: Bytes of the first message with its prefix; 0 while that is not known.
+        needs: Bytes of the first message with its prefix; 0 while the length is unknown.
         ahead: Window that the client was granted beyond the runtime's, for the rest of the message.
-        spent: Window that the client has spent on the body and was not granted back.
+        spent: Window that the client has spent on the body and that was not granted back.
         message: The original message while WAITING.
         reported: The complete request was passed to the interceptor.
         answered: The runtime began to answer.
@@ -94,12 +95,12 @@ _INCOMPLETE: Final = (RequestAnomaly.EMPTY, RequestAnomaly.CUT)
 
 
 class Streams:
-    """All that both directions of a connection share.
+    """The state that both directions of a connection share.
 
     Attributes:
         open: Ids of all streams that are open, intercepted or not.
         tracked: The intercepted ones.
-        dead: Ended streams that the client may still be sending on: REFUSED where we reset it, RESET where
+        dead: Ended streams that the client may still be sending on: REFUSED if we reset the stream, RESET if
             the runtime did, ENDED otherwise.
         flow: Flow control.
         goaway: The last stream that the runtime will take.
@@ -134,7 +135,7 @@ class Streams:
         Args:
             handler: The handler to notify.
             to_client: Sends our own frames to the client.
-            to_server: The same to the runtime.
+            to_server: Sends our own frames to the runtime.
             resize: The header table size that a refusal must announce, if any.
             budget: The memory limit for bodies, over all connections.
         """
@@ -152,7 +153,7 @@ class Streams:
         self._resize = resize
 
     def hold(self, stream: Stream, piece: bytes) -> bool:
-        """Keep a piece of a body; False where too much is held and the stream was refused."""
+        """Keep a piece of a body; False if too much is held and the stream was refused."""
         count = len(piece)
         stream.size += count
         self.held += count
@@ -180,7 +181,7 @@ class Streams:
     def grant_for_body(self, stream: Stream, length: int) -> None:
         """Grant the client window for the rest of a body; ``length`` bytes of window have been spent on it.
 
-        What its message still needs is granted once, when its length is known.
+        The window that the message still needs is granted once, when its length is known.
         """
         flow = self.flow
         stream.spent += length
@@ -191,7 +192,7 @@ class Streams:
         flow.credit(stream.id, self._take_spent(stream))
 
     def _take_spent(self, stream: Stream) -> int:
-        """Book and return the window to grant back if the client has too little for the rest."""
+        """Record and return the window to grant back if the client has too little for the rest."""
         missing = stream.needs - stream.size
         if 0 < missing <= self.flow.initial + stream.ahead - stream.spent:
             return 0
@@ -215,7 +216,7 @@ class Streams:
             self._complete(stream)
 
     def _complete(self, stream: Stream) -> None:
-        """Pass a request to the handler that came in pieces, or report that it is not one plain message."""
+        """Pass a request that came in pieces to the handler, or report that it is not one plain message."""
         pieces, stream.body = stream.body, []
         self.budget.arriving.pop(stream, None)
         head = _head(pieces)
@@ -237,7 +238,7 @@ class Streams:
         self.handler.request(stream.id, stream.path, message)
 
     def _report_anomaly(self, stream: Stream, body: bytes) -> bytes | None:
-        """Handle a body that is not one plain message; returns the first message where there is one."""
+        """Handle a body that is not one plain message; return the first message if there is one."""
         kind = _kind(body, len(body))
         refusal = self.handler.anomaly(stream.path, kind)
         if kind is RequestAnomaly.MORE:
@@ -251,13 +252,13 @@ class Streams:
         return None
 
     def release(self, stream_id: int, message: bytes | None = None, suffix: bytes = b"") -> None:
-        """Let a waiting request go to the runtime; nothing happens where it no longer waits.
+        """Let a waiting request go to the runtime; do nothing if it does not wait any more.
 
         Args:
             stream_id: HTTP/2 stream id.
             message: The message instead of the original one, without prefix; None: the original, byte for
                 byte.
-            suffix: What the message ends with besides.
+            suffix: Bytes to append to the message.
         """
         stream = self.tracked.get(stream_id)
         if stream is None or stream.phase != WAITING or stream.closing:
@@ -303,8 +304,7 @@ class Streams:
     def resize_windows(self, delta: int) -> None:
         """Change the runtime's window of every stream, and send what may be sent now.
 
-        A smaller window may stop a client within a body that is held. No DATA comes then that would cause a
-        grant.
+        A smaller window may stop a client within a held body. Then no DATA comes that would cause a grant.
 
         Raises:
             RelayError: A window is above 2^31 - 1.
@@ -358,14 +358,14 @@ class Streams:
         self.open = {s for s in self.open if s <= last}
 
     def refuse_for_memory(self, stream: Stream, cause: str) -> None:
-        """Refuse a held request because too much is held."""
+        """Refuse a held request because too many bytes are held."""
         stream.body = []
         message = f"cannot hold the request of {stream.path}: {cause}"
         self._refuse(stream, GrpcStatus.RESOURCE_EXHAUSTED, message)
         self.handler.refused_for_memory(stream.path, message)
 
     def largest(self) -> Stream | None:
-        """Return the stream that holds most, if any does."""
+        """Return the stream that holds the most bytes, if any does."""
         most = max(self.tracked.values(), key=_size, default=None)
         return most if most is not None and most.size else None
 
@@ -374,7 +374,7 @@ class Streams:
         return [stream for stream in self.tracked.values() if stream.phase != SENDING]
 
     def _send_at_once(self, stream: Stream, size: int, message: bytes, suffix: bytes) -> bool:
-        """Send a message of ``size`` bytes as one frame, past the queue; False where it needs the queue."""
+        """Send a message of ``size`` bytes as one frame, past the queue; False if it needs the queue."""
         flow = self.flow
         size += frames.PREFIX.size
         if size > flow.largest or size > flow.server or size > stream.window:
@@ -425,13 +425,13 @@ class Streams:
         self.open.discard(stream.id)
         resize = self._resize()
         answer = frames.refusal(stream.id, code, message, answered=stream.answered, resize=resize)
-        # After the reset a client that still sends stops, and late frames of the runtime are legal.
+        # The reset makes a client that still sends stop, and makes late frames of the runtime legal.
         self.to_client(answer, frames.rst_stream(stream.id, frames.NO_ERROR))
         self.to_server(frames.rst_stream(stream.id, frames.CANCEL))
         self.forget(stream, None)
 
     def mark_dead(self, stream_id: int, how: int) -> None:
-        """Drop what the client sends on a stream from now on."""
+        """Drop the client's frames for a stream from now on."""
         self.dead[stream_id] = how
         if len(self.dead) > _DEAD_STREAMS:
             del self.dead[next(iter(self.dead))]

@@ -1,9 +1,9 @@
 """A gRPC server on a unix socket. Threads open and close it: importing gRPC and stopping it take time.
 
-No other user can open the path of a server at any time. The gRPC library binds a path by itself, with the
-mode that the process's umask gives, and replaces whatever is there. So it binds in a directory that only this
-process can access, and the socket is moved to its path when it has its mode. What exists at the path is
-checked first, as for the socket for kubelet: a dead socket is replaced, anything else is left alone.
+At no time can another user open the path of a server. The gRPC library binds a path by itself, with the mode
+that the process's umask gives, and replaces any file there. So it binds in a directory that only this process
+can access, and the socket is moved to its path after it got its mode. The path is checked first, as for the
+socket for kubelet: a dead socket is replaced, any other file is left alone.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class SocketPath:
 
         Args:
             path: Where to listen.
-            purpose: What is done there, for messages: ``serve hooks``.
-            announced: Whether the path is to appear as a new file (IN_CREATE of inotify(7)), as where a
-                server binds it, and not as a file that is moved there. A dead socket is removed before.
+            purpose: The purpose of the socket, for messages: ``serve hooks``.
+            announced: Whether the path must appear as a new file (IN_CREATE of inotify(7)), as when a server
+                binds it, and not as a file that is moved there. A dead socket is removed first.
         """
         self._path = path
         self._announced = announced
@@ -90,7 +90,7 @@ class SocketPath:
         try:
             if listen(str(beside)):
                 return
-        except RuntimeError as error:  # the library's error for this
+        except RuntimeError as error:  # the library's error if it cannot bind
             cause = f": {error}"
         raise CannotCreateError(f"{self._failed}: it cannot be bound{cause}")
 
@@ -107,7 +107,7 @@ class GrpcSocket:
     """Serves one gRPC service on a path.
 
     Attributes:
-        wanted: Whether it is to be open; ``open`` does nothing where not.
+        wanted: Whether the socket should be open; if not, ``open`` does nothing.
     """
 
     def __init__(
@@ -128,15 +128,15 @@ class GrpcSocket:
 
         Args:
             path: Where to listen.
-            purpose: What is done there, for messages: ``serve hooks``.
+            purpose: The purpose of the socket, for messages: ``serve hooks``.
             service: The name of the service, with its package.
             handlers: Returns the methods by name; called when it is opened.
             threads: Requests that are answered at a time.
-            at_once: Those that may be answered or wait; others are refused.
+            at_once: Requests that may be answered or wait at a time; others are refused.
             options: Options of the gRPC server.
             stop_s: Seconds in which requests may end after ``close``.
             end_s: Seconds that ``close`` waits for the server to end.
-            announced: Whether the socket is to appear as a new file (``SocketPath``).
+            announced: Whether the socket must appear as a new file (``SocketPath``).
         """
         self._place = SocketPath(path, purpose, announced=announced)
         self._service, self._handlers, self._options = service, handlers, options
@@ -157,7 +157,7 @@ class GrpcSocket:
                 self._server = self._opened()
 
     def close(self) -> None:
-        """Remove the socket, let what is being answered end for a moment, and close; runs in a thread."""
+        """Remove the socket, let running requests end for a moment, and close; runs in a thread."""
         with self._lock:
             self._place.unbind()
             server, self._server = self._server, None
@@ -208,7 +208,7 @@ async def open_with_retries(
 
 
 def cancel_with_call(context: grpc.ServicerContext, job: concurrent.futures.Future[Any]) -> None:
-    """Cancel a job when its call ends, also because the client goes away, or now if it has ended already."""
+    """Cancel a job when its call ends (the client may disconnect), or now if the call has ended already."""
 
     def cancel() -> None:
         job.cancel()

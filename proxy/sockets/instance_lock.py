@@ -1,9 +1,8 @@
 """Ensures one instance at a time: with a lock file that the death of its holder releases.
 
-The lock is flock(2) on an open file, so the kernel drops it with the process,
-however that ends. The file itself stays: to remove it would let a second
-process lock a new file of the same name while a third waits on the old one.
-The pid inside is for messages only and decides nothing.
+The lock is flock(2) on an open file, so the kernel releases it when the process ends, for whatever reason.
+The file itself stays. If it were removed, a second process could lock a new file of the same name while a
+third waits for the old one. The pid in the file is only for messages.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ class Lock:
         """Take the lock, or raise with the process that has it.
 
         Args:
-            path: The lock file; it is made where it is missing.
+            path: The lock file; it is created if it is missing.
             what: What the lock protects, for the message ("listen on /run/x.sock").
 
         Raises:
             LockedError: Another process holds it; nothing was changed.
-            CannotCreateError: The file cannot be made, or it is not a regular file.
-            PermissionDeniedError: The file may not be made or opened.
+            CannotCreateError: The file cannot be created, or it is not a regular file.
+            PermissionDeniedError: The file may not be created or opened.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         while True:
@@ -67,7 +66,7 @@ class Lock:
 
     @classmethod
     def received(cls, path: Path, fd: int) -> Self:
-        """Take a lock over from the process that has sent its file: the kernel keeps it for both."""
+        """Take a lock over from the process that has sent its open file: the kernel keeps it for both."""
         os.set_inheritable(fd, False)
         return cls(path, fd)
 
@@ -92,7 +91,7 @@ def _open(path: Path, flags: int) -> int:
     except OSError as error:
         if error.errno != errno.EROFS:
             raise
-        with contextlib.suppress(OSError):  # flock needs no write access; only a file that is there will do
+        with contextlib.suppress(OSError):  # flock needs no write access, but the file must exist
             return os.open(path, flags & ~(os.O_RDWR | os.O_CREAT))
         raise
 
@@ -112,7 +111,7 @@ def _same(fd: int, path: Path) -> bool:
 
 
 def _holder(fd: int) -> str:
-    """Name the holder as far as it is known: its pid and its command line."""
+    """Name the holder by its pid and its command line, if they are known."""
     text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
     if not (text.isascii() and text.isdigit()):
         return "another process"

@@ -3,13 +3,13 @@
 Rules, in the order in which they are applied:
 
 1. One proxy per socket: a lock file next to it is held as long as the process lives.
-2. What exists at the path decides. Nothing, or a socket that refuses connections (its owner is dead): the
-   path is ours to take. A socket that answers, or anything else than a socket: it is left alone.
-3. The new socket is bound under another name, gets owner and mode, listens, and is then renamed to its place.
-   So no client ever meets a socket that refuses or that has the wrong mode.
+2. The file at the path decides. If there is none, or a socket that refuses connections (its owner is dead),
+   the path can be taken. A socket that answers, or any other file, is left alone.
+3. The new socket is bound under another name, gets owner and mode, listens, and is then renamed to its path.
+   So no client ever finds a socket that refuses connections or has the wrong mode.
 4. A daemon that is replaced (``proxy.succession``) hands over its socket and its lock, which stay.
-5. A socket that systemd hands over (sd_listen_fds(3)) is used as it is, and stays when we go: what connects
-   while no proxy runs waits in its queue.
+5. A socket that systemd hands over (sd_listen_fds(3)) is used as it is, and stays open when we end:
+   connections that arrive while no proxy runs wait in its queue.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ FD_NAME = "cri"
 def adopt(environ: MutableMapping[str, str]) -> socket.socket | None:
     """Return the socket that systemd hands over, if it does.
 
-    The one that is named ``cri`` is taken; where only one is handed over, its name does not matter.
+    The socket named ``cri`` is taken; if only one is handed over, its name does not matter.
 
     Args:
-        environ: Where the LISTEN_ variables are; they are removed, so that children do not see them.
+        environ: The environment with the LISTEN_ variables; they are removed, so that children do not see
+            them.
 
     Raises:
-        CannotCreateError: What was handed over is not one listening unix stream socket.
+        CannotCreateError: The handed over descriptors are not one listening unix stream socket.
     """
     count_text, pid = environ.pop("LISTEN_FDS", ""), environ.pop("LISTEN_PID", "")
     names = environ.pop("LISTEN_FDNAMES", "").split(":")
@@ -87,7 +88,7 @@ def adopt(environ: MutableMapping[str, str]) -> socket.socket | None:
 
 
 def path_of(adopted: socket.socket) -> Path:
-    """Find where clients of an adopted socket connect.
+    """Find the path where clients of an adopted socket connect.
 
     Raises:
         CannotCreateError: It has no path, or the path is gone.
@@ -127,7 +128,7 @@ class Listener:
         """Stop listening and remove the path if it is still ours; an adopted socket stays.
 
         Args:
-            keep_lock: Hold the lock until ``release``, for as long as calls in flight are finished.
+            keep_lock: Hold the lock until ``release``, while calls in flight are finished.
         """
         if self._identity is not None and _identify(self.path) == self._identity:
             with contextlib.suppress(OSError):
@@ -144,9 +145,9 @@ class Listener:
         """Take the socket of another daemon, and its lock, as open file descriptors.
 
         Args:
-            path: As for the class, as ``adopted``.
+            path: As for the class.
             adopted: As for the class.
-            identity: What ``identity`` of the other daemon's listener is.
+            identity: The ``identity`` of the other daemon's listener.
             listening: The socket.
             lock: The locked file.
         """
@@ -159,7 +160,7 @@ class Listener:
 
     @property
     def identity(self) -> tuple[int, int, int] | None:
-        """What distinguishes our socket from another one at its path; None for one that systemd keeps."""
+        """Distinguishes our socket from another one at its path; None for a socket that systemd keeps."""
         return self._identity
 
     def descriptors(self) -> tuple[int, int]:
@@ -168,7 +169,7 @@ class Listener:
         return self.socket.fileno(), self._lock.fileno()
 
     def claim(self) -> None:
-        """Be the one that holds the lock, after the daemon that had it is gone."""
+        """Record this process as the holder of the lock, after the previous daemon has ended."""
         assert self._lock is not None
         self._lock.claim()
 
@@ -204,7 +205,8 @@ def open_listener(
     Args:
         path: Where to listen; an adopted socket's own path counts instead.
         runtime_path: The runtime's socket, whose owner and mode are taken over. It may be missing.
-        environ: Where systemd's LISTEN_ variables are; they are removed, so that children do not see them.
+        environ: The environment with systemd's LISTEN_ variables; they are removed, so that children do not
+            see them.
 
     Raises:
         LockedError: Another proxy has the socket.
@@ -237,7 +239,7 @@ def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
     Args:
         path: Where to listen.
         mode: Permission bits.
-        like: A socket whose owner, group and permission bits are taken instead, where it exists.
+        like: A socket whose owner, group and permission bits are taken instead, if it exists.
 
     Returns:
         The socket, non-blocking and listening.
@@ -273,11 +275,12 @@ def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
 def mirror_mode(path: Path, runtime_path: Path) -> bool:
     """Copy owner, group and permissions from the runtime's socket, so that the same clients connect.
 
-    Where the process may not give files away, the group's bits are left out: they would let in another group.
+    If the process may not change the file's owner, the group's bits are left out: they would let in another
+    group.
 
     Returns:
-        True when our socket is as it should be; False when either is absent or no socket, and nothing was
-        changed.
+        True if our socket has the right owner and mode; False if either path is absent or no socket, and
+        nothing was changed.
 
     Raises:
         OSError: Our own socket cannot be changed.
@@ -351,7 +354,8 @@ def require_no_live_socket(path: Path) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             return
         except OSError as error:
-            # A full queue, another socket type, no permission: a process may be there, so it is not ours.
+            # A full queue, another socket type, no permission: a process may listen there, so the path is not
+            # ours.
             cause = f"a socket exists there that may be in use ({error.strerror or error})"
             raise CannotCreateError(f"cannot listen on {path}: {cause}; it was left alone") from error
     raise CannotCreateError(
@@ -369,7 +373,7 @@ def is_in_use(path: Path) -> bool:
 
 
 def _temporary_path(path: Path) -> Path:
-    """Return the name under which the socket is made; never longer than what a unix socket can have."""
+    """Return the name under which the socket is created; never longer than a unix socket's path can be."""
     plain = path.with_name(path.name + ".new")
     if len(os.fsencode(plain)) <= PATH_LIMIT:
         return plain
@@ -381,4 +385,4 @@ def _identify(path: Path) -> tuple[int, int, int] | None:
         status = path.stat(follow_symlinks=False)
     except OSError:
         return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns  # An inode number alone may be used again.
+    return status.st_dev, status.st_ino, status.st_mtime_ns  # The file system may use an inode number again.

@@ -1,1 +1,1 @@
-"""Reading and writing protobuf bytes besides the generated classes, and gRPC channels of our own."""
+"""Reading and writing protobuf bytes without the generated classes, and gRPC channels of our own."""

@@ -1,6 +1,6 @@
 """Our own gRPC channels to unix sockets: kubelet, the runtime, device plug-ins and hook servers.
 
-grpc is imported with the first call. A server that comes back is detected within a second; grpc's default
+grpc is imported at the first call. A server that comes back is detected within a second; by default, grpc
 waits up to two minutes.
 """
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     import grpc
 
 _UNCONNECTED = re.compile(r"failed to connect to all addresses; last error: .* error: ([^:]+)")
-"""What grpc reports of a socket where nothing answers, with the kernel's words at its end."""
+"""What grpc reports for a socket where no process answers; it ends with the kernel's error text."""
 ONE_THREAD = ("SingleThreadedUnaryStream", 1)
-"""Option for streams: the caller's thread reads; where grpc does not know it, one more does."""
+"""Option for streams: the caller's thread reads. If grpc does not know the option, another thread reads."""
 
 
 class GrpcChannel:
     """A channel that is opened when it is needed; safe to use from several threads."""
 
     def __init__(self, path: str | os.PathLike[str], limit: int, *options: tuple[str, int]) -> None:
-        """Store the address; nothing is dialled before the first call.
+        """Store the address; the first call connects.
 
         Args:
             path: Path of the socket, with or without ``unix://``.
             limit: The largest message to receive, in bytes; -1 for no limit.
-            options: More options of grpc; they go before those of all our channels.
+            options: More options of grpc; they take precedence over those of all our channels.
         """
         self.path = os.fspath(path).removeprefix("unix://")
         self._options: tuple[tuple[str, Any], ...] = (
@@ -50,7 +50,7 @@ class GrpcChannel:
         """Return the channel.
 
         Args:
-            connect_s: Seconds that an attempt to connect may take, where the channel is not open yet.
+            connect_s: Seconds that an attempt to connect may take, if the channel is not open yet.
 
         Raises:
             ValueError: It has been closed; a call on a closed channel raises the same.
@@ -63,7 +63,8 @@ class GrpcChannel:
             if self._opened is None:
                 options = self._options
                 if connect_s is not None:
-                    # What is named after the pause between attempts is also how long one may take.
+                    # This option, named after the pause between attempts, also limits the time of one
+                    # attempt.
                     options += (("grpc.min_reconnect_backoff_ms", max(100, int(connect_s * 1000))),)
                 self._opened = grpc.insecure_channel(f"unix:{quote(os.fsencode(self.path))}", options=options)
             return self._opened
@@ -78,7 +79,7 @@ class GrpcChannel:
 
 
 def details_of(error: Any) -> str:
-    """Return the details of a gRPC error in one line: those of runc come with line ends."""
+    """Return the details of a gRPC error in one line: those of runc contain line ends."""
     text = " ".join((error.details() or "no reason given").split())
     match = _UNCONNECTED.match(text)
     return match[1] if match else text

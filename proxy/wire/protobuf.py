@@ -1,14 +1,13 @@
-r"""Reading and writing bytes of protobuf messages besides the generated classes.
+r"""Reading and writing bytes of protobuf messages without the generated classes.
 
-protobuf says that a string is UTF-8, and the runtimes' Go code does not check it. Bytes that are not UTF-8
-become ``\xff`` and the like: texts that differ stay different, which U+FFFD would not give, and everything
-that is printed or encoded later is plain text. In JSON such an escape is a syntax error, so an annotation
-with such bytes counts as malformed.
+protobuf requires that a string is UTF-8, but the runtimes' Go code does not check it. Bytes that are not
+UTF-8 become escapes such as ``\xff``: different texts stay different, which they would not with U+FFFD, and
+all later output is plain text. In JSON such an escape is a syntax error, so an annotation with such bytes
+counts as malformed.
 
 A proto3 decoder rejects the whole message for one such string. Nearly all messages have none, so a message
-is decoded as it is first (``read``). Where that fails, a copy is made in which such strings are replaced,
-and that is decoded. Only facts are read from the copy; what goes to the runtime is made from the bytes that
-came.
+is first decoded as it is (``read``). If that fails, a copy in which such strings are replaced is decoded.
+Only facts are read from the copy; the message to the runtime is made from the original bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from google.protobuf.message import DecodeError, Message
 from proxy.api.cri import api_pb2 as pb
 
 ENTRIES_LIMIT, ENTRY_LIMIT = 1000, 4096
-"""Entries of a map of labels, and bytes of one, that are decoded; labels of Kubernetes are much shorter."""
+"""Limits for a map of labels: entries, and bytes of one entry; labels of Kubernetes are much shorter."""
 
 
 def text(raw: bytes) -> str:
@@ -37,7 +36,7 @@ def identity(raw: bytes) -> str:
     """Decode a name that must match exactly, such as an id or a path.
 
     Returns:
-        An empty string where the bytes are not UTF-8. No call of the daemon could name such a container.
+        An empty string if the bytes are not UTF-8. No call of the daemon could name such a container.
     """
     try:
         return raw.decode()
@@ -48,8 +47,8 @@ def identity(raw: bytes) -> str:
 class Keys:
     """Reads those entries of a map whose keys are wanted.
 
-    A pod may carry hundreds of kilobytes of annotations, and most pods have none that count. So all bytes are
-    searched first, which is one pass in C, and only entries in which a wanted key can be are decoded.
+    A pod may have hundreds of kilobytes of annotations, and most pods have no wanted ones. So all bytes are
+    searched first, in one pass in C, and only entries that may contain a wanted key are decoded.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -61,7 +60,7 @@ class Keys:
         )
 
     def of(self, entries: Sequence[bytes]) -> dict[str, str]:
-        """Return the wanted entries of a map; of a key that occurs twice the last value, as in protobuf."""
+        """Return the wanted entries of a map; for a key that occurs twice, the last value, as in protobuf."""
         if not entries:
             return {}
         joined = b"".join(entries[:])  # one call each; iteration costs three times that
@@ -71,7 +70,7 @@ class Keys:
         return {}
 
     def and_others(self, entries: Sequence[bytes]) -> dict[str, str]:
-        """Return all entries of a map of labels; where there are too many for labels, the wanted ones."""
+        """Return all entries of a map of labels; if there are too many for labels, only the wanted ones."""
         if not entries:
             return {}
         if len(entries) > ENTRIES_LIMIT:
@@ -90,7 +89,7 @@ class Keys:
 
 
 def entry_of(raw: bytes) -> pb.Entry | None:
-    """Decode one entry of a map; None where it is not a message, which the runtime refuses."""
+    """Decode one entry of a map; None if it is not a message; the runtime refuses it then."""
     try:
         return pb.Entry.FromString(raw)
     except DecodeError:
@@ -113,7 +112,7 @@ ONE_BYTE = 0x80
 def field(number: int, payload: bytes) -> bytes:
     """Encode a field that is a text or a message; numbers up to 15."""
     size = len(payload)
-    if size < ONE_BYTE:  # most are
+    if size < ONE_BYTE:  # most payloads are
         return bytes((number << 3 | 2, size)) + payload
     return bytes((number << 3 | 2,)) + varint(size) + payload
 
@@ -121,7 +120,7 @@ def field(number: int, payload: bytes) -> bytes:
 _M = TypeVar("_M", bound=Message)
 
 MOST = 20_000
-"""Fields that are walked, in pure Python. A message with more of them and such a string is not read."""
+"""Fields that are walked in pure Python. A message with more fields and a non-UTF-8 string is not read."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIZES = {_FIXED64: 8, _FIXED32: 4}
 _LONGEST = 10
@@ -141,7 +140,7 @@ def read(kind: type[_M], raw: bytes) -> _M:
 
     Raises:
         DecodeError: It is not a message of this type.
-        TooManyFieldsError: It is too large to be read with such strings.
+        TooManyFieldsError: It has strings that are not UTF-8, and too many fields to replace them.
     """
     try:
         return kind.FromString(raw)
@@ -150,7 +149,7 @@ def read(kind: type[_M], raw: bytes) -> _M:
 
 
 def _sanitized(kind: Any, raw: bytes, budget: list[int]) -> bytes:
-    """Return a message with its declared fields alone, and with strings that are UTF-8.
+    """Return a message with only its declared fields, and with strings that are UTF-8.
 
     Args:
         kind: Its descriptor.
@@ -180,7 +179,7 @@ def _sanitized(kind: Any, raw: bytes, budget: list[int]) -> bytes:
 def _fields(raw: bytes) -> Iterator[tuple[int, int, int, int, int]]:
     """Walk the fields of a message: where each begins, number, wire type, where its value begins and ends.
 
-    Groups, which proto3 has none of, are not walked.
+    Groups, which proto3 does not have, are not walked.
     """
     at = 0
     while at < len(raw):

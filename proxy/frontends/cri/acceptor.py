@@ -1,9 +1,9 @@
 """Accept clients, connect each to the runtime, and drain connections at the end.
 
-For each accepted connection, one is made to the runtime, before the first byte of the client is read:
-until then the kernel's socket buffer holds what the client sends. If the runtime cannot be reached the
-accepted connection is closed at once, which looks to a client as if the runtime itself were absent. What
-happens between the two is in ``link``.
+For each accepted connection, a connection to the runtime is made before the first byte of the client is read;
+until then the kernel's socket buffer holds the client's bytes. If the runtime cannot be reached, the accepted
+connection is closed at once, which looks to a client as if the runtime itself were absent. ``link`` relays
+between the two connections.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DRAIN_STEP_S: Final = 0.02
 _QUIET_STEP_S: Final = 0.002
 _GOAWAY_GRACE_S: Final = 0.1
 PLACING: Final = frozenset(("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources"))
-"""Calls whose answers decide where containers are."""
+"""Calls whose answers decide the placement of containers."""
 UNREACHABLE: Final = "cannot connect a client to the runtime"
 NOT_ACCEPTED: Final = "cannot accept a connection"
 UNREAD_BYTES: Final = 128 << 20
@@ -64,7 +64,7 @@ class Acceptor:
             interceptor: Decides on intercepted calls.
             methods: Full paths of the intercepted methods.
             report: Called when one connection has failed.
-            resolved: Called when what was reported is over.
+            resolved: Called when a reported failure is over.
             fault: Called with an exception that has ended a connection.
         """
         self._upstream = upstream_path
@@ -92,7 +92,7 @@ class Acceptor:
         self._accept_fails = False
 
     def is_down(self) -> bool:
-        """Return whether the last client could not be connected to the runtime, and it still fails."""
+        """Return whether the last client could not be connected to the runtime, which still fails."""
         if self._down:
             with contextlib.suppress(OSError), _unix_socket() as probe:
                 probe.connect(self._upstream)
@@ -125,9 +125,8 @@ class Acceptor:
     async def drain(self, limit_s: float) -> None:
         """Stop accepting, let calls in flight end, then close.
 
-        A GOAWAY makes clients continue on another connection. A connection closes when nothing is
-        open on it, and all close after ``limit_s`` seconds, which calls that are held then see as a lost
-        connection.
+        A GOAWAY makes clients continue on another connection. A connection closes when no call is open on it.
+        After ``limit_s`` seconds all close; calls that are still held then fail with a lost connection.
         """
         self.stop_accepting()
         loop = asyncio.get_running_loop()
@@ -145,13 +144,13 @@ class Acceptor:
         await asyncio.sleep(0)
 
     def is_placing(self) -> bool:
-        """Return whether a call that decides where containers are is open."""
+        """Return whether a call that decides the placement of containers is open."""
         return any(path.rpartition("/")[2] in PLACING for link in self._links for path in link.intercepted())
 
     async def retire(self, limit_s: float) -> None:
-        """Stop accepting, and wait until each client has seen that it is to continue on another connection.
+        """Stop accepting, and wait until each client has seen the GOAWAY to continue on another connection.
 
-        Calls in flight continue; a client that does not read is not waited for any longer.
+        Calls in flight continue. After ``limit_s`` seconds, clients that do not read are not waited for.
         """
         self.stop_accepting()
         end = asyncio.get_running_loop().time() + limit_s
@@ -193,7 +192,7 @@ class Acceptor:
     def stop_accepting(self) -> None:
         """Accept no further client; call this before the listening socket is closed.
 
-        A socket that systemd holds too stays readable for epoll after it was closed here.
+        If systemd also holds the socket, it stays readable for epoll after it was closed here.
         """
         if self._listener is not None:
             self._listener = None
@@ -253,7 +252,7 @@ class Acceptor:
                 return
             self._down = self._down or error.errno not in NO_DESCRIPTORS
             failure = error.strerror or str(error)
-            if failure != self._failure:  # once for each outage: a client tries many times a second
+            if failure != self._failure:  # report once for each outage: a client tries many times a second
                 self._failure = failure
                 self._report(UNREACHABLE, path=self._upstream, err=failure)
 
@@ -290,7 +289,7 @@ def _unread(link: Link) -> int:
 
 
 def _spellings(methods: Collection[str]) -> frozenset[str]:
-    """Return all that a ``:path`` may be for a server to run one of these methods.
+    """Return all values of ``:path`` for which a server would run one of these methods.
 
     A server written in Go takes a path without its first slash (grpc-go, ``Server.handleStream``; since 1.79
     only with GRPC_GO_EXPERIMENTAL_DISABLE_STRICT_PATH_CHECKING). It strips one slash and nothing else.

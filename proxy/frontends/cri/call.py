@@ -2,9 +2,9 @@
 
 The code that decides knows an ``InterceptedCall`` only as a ``proxy.calls.undecided_call.UndecidedCall``.
 
-A request that is not one plain gRPC message is counted and reported, and the node is compared with the
-runtime soon after. No client of the CRI sends one. A create that the runtime might execute without a
-decision of topoproxy (compressed, or with trailers behind it) is refused: what it requests cannot be read.
+A request that is not one plain gRPC message is counted and reported, and the node is reconciled with the
+runtime soon after. No client of the CRI sends such a request. A create that the runtime might execute without
+a decision of topoproxy (compressed, or with trailers behind it) is refused, because it cannot be read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @cache  # the import statement takes longer than making a view
 def _hook_view() -> type[CriHookView]:
-    from proxy.frontends.cri.hook_view import CriHookView  # in memory only where there are hooks
+    from proxy.frontends.cri.hook_view import CriHookView  # in memory only if there are hooks
 
     return CriHookView
 
@@ -56,7 +56,7 @@ class InterceptedCall:
     Attributes:
         path: The full path, ``/runtime.v1.RuntimeService/CreateContainer``, perhaps without its first slash.
         method: The part behind the last slash.
-        body: The request message as the client sent it, or as it has been changed.
+        body: The request message as the client sent it, or the changed one.
         state: For the interceptor's own use.
         done: The call has ended.
     """
@@ -86,12 +86,12 @@ class InterceptedCall:
         self.body, self._changed = body, True
 
     def release(self, body: bytes | None = None, suffix: bytes = b"") -> None:
-        """Let the call continue to the runtime, from the loop's thread; once decided nothing happens.
+        """Let the call continue to the runtime, from the loop's thread; do nothing if it is decided already.
 
         Args:
             body: The message instead of the call's own; None: its own, byte for byte the original one unless
                 it was changed.
-            suffix: What the message ends with besides.
+            suffix: Bytes to append to the message.
         """
         if not self.decided:
             self.decided = True
@@ -99,13 +99,13 @@ class InterceptedCall:
                 body = self.body
             self._link.release(self._stream, body, suffix)
             if self.method == "CreateContainer":
-                self.body = b""  # creates are long, and nothing reads one that has left
+                self.body = b""  # creates are long, and no code reads a create after it was sent
 
     def refuse(self, code: int, message: str) -> None:
         """Answer the call with a gRPC status; from the loop's thread.
 
-        ``finished`` is called before this returns, unless the call is refused within ``request``: then it is
-        called after ``request`` has returned.
+        ``finished`` is called before this method returns. If the call is refused within ``request``,
+        ``finished`` is called after ``request`` has returned.
 
         Args:
             code: The status.
@@ -126,7 +126,7 @@ class InterceptedCall:
         return pod_of(pb.RunPodSandboxFacts.FromString(self.body).config, bounds=bounds)
 
     def sandbox_total(self) -> Request:
-        """Read what the containers of the pod of a RunPodSandbox request together, without overhead."""
+        """Read the sum of the requests of a RunPodSandbox's containers, without overhead."""
         return request_of(pb.RunPodSandboxFacts.FromString(self.body).config.linux.resources)
 
     def create_request(self) -> CriCreateRequest:
@@ -146,7 +146,7 @@ class InterceptedCall:
         )
 
     def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
-        """Read the pod of a RunPodSandbox or a CreateContainer from as little of the message as possible."""
+        """Read the pod of a RunPodSandbox or a CreateContainer; decode as little of it as possible."""
         sandbox_id = ""
         try:
             if self.method == "RunPodSandbox":
@@ -172,7 +172,7 @@ class InterceptedCall:
 
     def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, DeviceField]:
         """Add the answers of device plug-ins to a CreateContainer."""
-        from proxy.frontends.cri.device_suffix import device_suffix  # in memory only where there are plug-ins
+        from proxy.frontends.cri.device_suffix import device_suffix  # in memory only if there are plug-ins
 
         added = device_suffix(self.body, answers)
         if added.suffix:
@@ -193,30 +193,30 @@ class Interceptor(Protocol):
         """Handle a call, which waits for ``release`` or ``refuse``."""
 
     def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
-        """Handle a request that is not one plain message; returns a refusal or None (``Handler.anomaly``)."""
+        """Handle a request that is not one plain message; return a refusal or None (``Handler.anomaly``)."""
 
     def response(self, call: InterceptedCall, message: bytes) -> None:
-        """Handle the first message of the answer, which is being sent; nothing has been read since."""
+        """Handle the first message of the answer, which is being sent; nothing more has been read since."""
 
     def finished(self, call: InterceptedCall, status: int | None) -> None:
         """Handle the end of a call; called once for every ``request``.
 
         Args:
             call: The call.
-            status: grpc-status of the runtime, or None where none came (refused by us, cancelled, connection
+            status: grpc-status of the runtime, or None if none came (refused by us, cancelled, connection
                 lost).
         """
 
 
 _UNREADABLE = (RequestAnomaly.COMPRESSED, RequestAnomaly.TRAILERS)
-"""What a runtime may execute and is not decided on."""
+"""Anomalies of requests that a runtime may execute although they cannot be decided."""
 
 
 class CriCallFlow(CallFlow):
     """The handler of all intercepted calls."""
 
     def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
-        """Report a request that is not one plain message; returns a refusal or None."""
+        """Report a request that is not one plain message; return a refusal or None."""
         executor, method = self.executor, path.rpartition("/")[2]
         executor.telemetry.count(metrics.CALLS_MALFORMED)
         executor.telemetry.problem("a request is not one plain message", method=method, reason=str(kind))
@@ -224,7 +224,7 @@ class CriCallFlow(CallFlow):
         if method != "CreateContainer" or kind not in _UNREADABLE:
             return None
         if not is_applied_to_all(executor.state):
-            return None  # the pod may be one that is observed
+            return None  # the pod may be an observed one
         return GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}"
 
     def response(self, call: UndecidedCall, message: bytes) -> None:

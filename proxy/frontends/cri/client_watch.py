@@ -1,7 +1,7 @@
 """Detect that no client is connected although pods run: kubelet then uses another endpoint.
 
-Such a node looks installed and is half managed: pods are found when the state is compared with the runtime,
-and get their CPUs late; what only a CreateContainer decides is never decided.
+Such a node looks installed but is only half managed: pods are found when the state is reconciled with the
+runtime, and get their CPUs late. Decisions that only a CreateContainer can carry are never made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from proxy.telemetry.port import Telemetry
 
 NO_CLIENT = "no client is connected, although pods run on the node"
 AFTER_S = 60.0
-"""Seconds without a client after which that is a problem: kubelet reconnects within a few."""
+"""After this many seconds without a client a problem is reported: kubelet reconnects within a few."""
 PERIOD_S = 5.0
 LIKELY = (
     "kubelet's --container-runtime-endpoint probably names another socket; on a kubeadm node "
@@ -40,7 +40,7 @@ class ClientWatch:
             acceptor: Accepts the clients.
             telemetry: Where to report.
             pods: Returns how many pods are known.
-            others: Returns the files that lead kubelet elsewhere, with the endpoint; may block.
+            others: Returns the files that direct kubelet to another endpoint, with that endpoint; may block.
             clock: A monotonic clock in seconds.
         """
         self._acceptor = acceptor
@@ -52,7 +52,7 @@ class ClientWatch:
         self._reported = False
 
     async def run(self) -> None:
-        """Look periodically, until cancelled."""
+        """Check periodically, until cancelled."""
         while True:
             await self.check()
             await asyncio.sleep(PERIOD_S)
@@ -61,7 +61,7 @@ class ClientWatch:
         return not self._acceptor.connections and self._pods() > 0
 
     async def check(self) -> None:
-        """Report where there has been no client for too long, and the end of that."""
+        """Report if there has been no client for too long, and the end of that state."""
         if not self._lacks_client():
             self._since = None
             if self._reported:
@@ -74,7 +74,7 @@ class ClientWatch:
         if now - self._since >= AFTER_S and not self._reported:
             others = await asyncio.to_thread(self._others)
             if not self._lacks_client():
-                return  # one has connected meanwhile
+                return  # a client has connected in the meantime
             named = [f"{path} names {endpoint}" for path, endpoint in others]
             self._reported = True
             self._telemetry.problem(NO_CLIENT, reason="; ".join(named) or LIKELY)

@@ -1,7 +1,7 @@
 """The parts of pod and container configurations as hooks see them.
 
-A part is read from a ``PackedMessage``: bytes that become a message once, for all parts of it together, when
-the first of them is accessed.
+A part is read from a ``PackedMessage``: bytes that are decoded once, for all parts together, when the first
+part is accessed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class PackedMessage(Generic[_M]):
 
         Args:
             kind: Its class.
-            raw: Its bytes, or a function that takes them out of a larger message. If they are none of its
-                kind it counts as empty: the runtime refuses such a request.
-            message: The message itself, where it has been decoded; then the bytes do not count.
+            raw: Its bytes, or a function that takes them out of a larger message. If they are not such
+                a message, it counts as empty: the runtime refuses such a request.
+            message: The message itself, if it has been decoded; the bytes are ignored then.
         """
         self._kind = kind
         self._raw = raw
@@ -77,7 +77,7 @@ def annotations_of(unread: _Pod | _Container) -> dict[str, str]:
 
 
 def envs_of(unread: _Container) -> dict[str, str]:
-    """Read the environment. Of a variable that is there twice the last value counts, as in the runtimes."""
+    """Read the environment. If a variable occurs twice, the last value counts, as in the runtimes."""
     return {pair.key: pair.value.decode("utf-8", "surrogateescape") for pair in unread.message.envs}
 
 
@@ -92,7 +92,7 @@ def args_of(unread: _Container) -> tuple[str, ...]:
 
 
 def mounts_of(unread: _Container) -> tuple[Mount, ...]:
-    """Read the mounts; a propagation that is not known here counts as private."""
+    """Read the mounts; an unknown propagation counts as private."""
     return tuple(
         Mount(
             entry.container_path,
@@ -134,7 +134,7 @@ def unread_container_facts(
         identity: Its id, name, attempt and phase.
         image: Its image, as users name it.
         unread: Its configuration.
-        resources: What it requests.
+        resources: The resources that it requests.
     """
     return ContainerFacts(
         *identity,

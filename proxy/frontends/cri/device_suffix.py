@@ -2,12 +2,12 @@
 
 Theory. Each variable, annotation, mount and device file has one owner, as with hooks
 (``proxy.hooks.engine.claims``): the first that sets it. The request comes first, then the plug-ins in the
-order of their resources. A second one may set it only to the same value. kubelet logs such a conflict and
-takes one of the values (kubernetes v1.36, pkg/kubelet/cm/devicemanager/pod_devices.go
-``deviceRunContainerOptions``), so that the container runs with half of what two plug-ins want. CDI names are
-a set: one that is there is not added.
+order of their resources. Another plug-in may set it only to the same value; otherwise the create is refused.
+kubelet logs such a conflict and takes one of the values (kubernetes v1.36,
+pkg/kubelet/cm/devicemanager/pod_devices.go ``deviceRunContainerOptions``), so the container runs with only
+half of the settings that two plug-ins want. CDI names are a set: a name that is present is not added.
 
-Mounts and device files are the same if their paths in the container are, however these are spelled.
+Mounts and device files are equal if their paths in the container are equal after normalization.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Value = tuple[object, ...]
 
 
 class AddedDevices(Struct, frozen=True):
-    """A request with what device plug-ins add.
+    """The additions of device plug-ins to a request.
 
     Attributes:
-        suffix: What is appended to the request.
+        suffix: The bytes to append to the request.
         fields: The fields that plug-ins have set, by the names of ``FieldClaims``.
     """
 
@@ -44,14 +44,14 @@ def plugin(resource: str) -> str:
 
 
 def device_suffix(body: bytes, answers: Mapping[str, AllocateAnswer]) -> AddedDevices:
-    """Return what plug-ins add to a request.
+    """Return the additions of plug-ins to a request.
 
     Args:
         body: The request.
-        answers: What the plug-ins answered to Allocate, by resource.
+        answers: The answers of the plug-ins to Allocate, by resource.
 
     Raises:
-        DeviceConflictError: Two of them, or one and the request, want different things; both are named.
+        DeviceConflictError: Two plug-ins, or a plug-in and the request, set different values; both are named.
         DecodeError: The request cannot be read.
     """
     config = pb.CreateContainerFacts.FromString(body).config
@@ -84,7 +84,7 @@ def path_field(kind: str, path: str) -> str:
 
 
 def _requested(entries: pb.ContainerEntries) -> Iterator[tuple[str, Value]]:
-    """Yield what the request sets; what is in a list twice counts as it is there last, as at the runtime."""
+    """Yield the fields of the request; of two entries in a list the last counts, as at the runtime."""
     yield from _pairs("envs", entries.envs)
     yield from _pairs("annotations", entries.annotations)
     for raw in entries.mounts:
@@ -102,7 +102,7 @@ def _pairs(kind: str, raw: Iterable[bytes]) -> Iterator[tuple[str, Value]]:
 
 
 def _wanted(answer: AllocateAnswer) -> Iterator[tuple[str, Value]]:
-    """Yield what a plug-in wants to be set."""
+    """Yield the fields that a plug-in sets."""
     for name, value in answer.envs.items():
         yield f"envs[{name}]", (value,)
     for key, value in answer.annotations.items():

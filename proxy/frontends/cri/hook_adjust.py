@@ -1,16 +1,16 @@
 """Apply the adjustment of hooks to a request, and change nothing else in it.
 
-What a suffix can express is appended (``hook_suffix``). A suffix cannot remove a key from a map, nor replace
-or remove an entry of a list: a variable, a mount, a device. Mostly it is seen at once that there is no such
-entry: the bytes of its name are nowhere in the request. Otherwise the request is decoded, changed in place,
-and encoded again; so it keeps fields that are not known here, and the order and bytes of all variables that
-no hook has changed. (Koordinator's proxy makes a new list of variables from a map in each create, in any
-order and without duplicates: Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go,
-transferToCRIContainerEnvs.)
+Changes that a suffix can express are appended (``hook_suffix``). A suffix cannot remove a key from a map, nor
+replace or remove an entry of a list: a variable, a mount, a device. Usually there is no such entry, because
+the bytes of its name are nowhere in the request. Otherwise the request is decoded, changed in place, and
+encoded again. So it keeps unknown fields, and the order and bytes of all variables that no hook has changed.
+(Koordinator's proxy makes a new list of variables from a map in each create, in any order and without
+duplicates: Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go, transferToCRIContainerEnvs.)
 
-A variable, mount or device that is set stays at its place, and its duplicates are removed; a new one comes
-last. Mounts and devices are equal if their paths in the container are, however these are spelled. A mount of
-the same path of the host keeps what hooks do not know of it, such as its SELinux relabelling and id mappings.
+A variable, mount or device that is replaced stays at its place, and its duplicates are removed; a new one
+comes last. Mounts and devices are equal if their paths in the container are equal after normalization. A
+mount of the same host path keeps the fields that hooks do not know, such as SELinux relabelling and id
+mappings.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _NOT_RECURSIVE = b"\x40\x00"
 
 
 def adjusted_create(body: bytes, adjustment: Adjustment) -> bytes:
-    """Change a CreateContainerRequest; which CPUs and memory nodes it names is left to the engine.
+    """Change a CreateContainerRequest; its CPUs and memory nodes are left to the engine.
 
     Args:
         body: The request.
-        adjustment: What all hooks together want.
+        adjustment: The merged changes of all hooks.
 
     Raises:
-        HookError: Something in the adjustment cannot be written, or the request cannot be read.
+        HookError: A field of the adjustment cannot be written, or the request cannot be read.
     """
     try:
         return _create(body, adjustment)
@@ -124,11 +124,11 @@ def _update(body: bytes, want: Adjustment) -> bytes:
     return body + tail + suffix.entries(4, want.annotations)
 
 
-# -- what a suffix cannot say -------------------------------------------------------------------------------
+# -- changes that a suffix cannot express -------------------------------------------------------------------
 
 
 def _clears(body: bytes, *wanted: Mapping[str, str | Presence]) -> bool:
-    """Return whether the request may hold a key that is to be removed from a map."""
+    """Return whether the request may contain a key that must be removed from a map."""
     for each in wanted:
         for key, value in each.items():
             if value is CLEAR and key.encode() in body:
@@ -137,14 +137,14 @@ def _clears(body: bytes, *wanted: Mapping[str, str | Presence]) -> bool:
 
 
 def _may_hold(body: bytes, names: Iterable[str]) -> bool:
-    """Return whether the request may hold a name."""
+    """Return whether the request may contain a name."""
     return any(name.encode() in body for name in names)
 
 
 def _may_hold_paths(body: bytes, paths: Iterable[str]) -> bool:
-    """Return whether the request may have an entry for a path, however that is spelled there.
+    """Return whether the request may have an entry for a path, in any spelling.
 
-    The last name of a path is part of every spelling.
+    Every spelling of a path contains its last name.
     """
     return _may_hold(body, [path.rpartition("/")[2] for path in paths])
 

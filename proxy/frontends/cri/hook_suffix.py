@@ -1,9 +1,9 @@
 """Encode what is appended to a request to apply the adjustment of hooks.
 
-As in ``proxy.frontends.cri.messages``: in a message that occurs twice the later scalar wins, also one that is
-0 or empty on purpose; so does the later entry of a map; and lists grow. So a suffix can set every scalar, set
-every key of a map, and add to a list, and what was there before stays byte for byte. It cannot remove what is
-in a map or a list, nor replace what is in a list: ``hook_adjust`` does that.
+As in ``proxy.frontends.cri.messages``: if a message occurs twice, the later scalar wins, even if it is
+explicitly 0 or empty. The later entry of a map wins too, and lists grow. So a suffix can set every scalar,
+set every key of a map, and add to a list, and the original bytes stay unchanged. It cannot remove entries of
+a map or a list, nor replace entries of a list: ``hook_adjust`` does that.
 
 Field numbers (CRI v1 and v1alpha2 alike) are in proto/cri/api.proto.
 """
@@ -33,7 +33,7 @@ _ENVS, _MOUNTS, _DEVICES = 6, 7, 8
 
 
 def resources(wanted: Adjustment | Update) -> bytes:
-    """Encode LinuxContainerResources with what is wanted.
+    """Encode LinuxContainerResources with the fields that are set.
 
     The client's CPUs and memory nodes can only be erased here: the engine decides which ones the container
     gets, and they are written after this.
@@ -43,7 +43,7 @@ def resources(wanted: Adjustment | Update) -> bytes:
     if not all(map(is_, scalars, _NO_SCALARS)):
         for number, value in zip(_SCALARS.values(), scalars, strict=True):
             if value is not LEAVE:
-                # A negative int64 goes as the 64 bits of its two's complement.
+                # A negative int64 is encoded as the 64 bits of its two's complement.
                 encoded += bytes((number << 3,)) + varint(0 if value is CLEAR else value % (1 << 64))
     if wanted.cpus is CLEAR:
         encoded += field(_CPUS, b"")
@@ -63,7 +63,7 @@ def entries(number: int, wanted: Mapping[str, str] | Mapping[str, str | Presence
 
 def _entry(key: bytes, value: bytes) -> bytes:
     """Encode an entry of a map or a list of pairs: the key is field 1, the value field 2."""
-    if len(key) < ONE_BYTE and len(value) < ONE_BYTE:  # most are
+    if len(key) < ONE_BYTE and len(value) < ONE_BYTE:  # most entries are
         return b"\x0a%c%b\x12%c%b" % (len(key), key, len(value), value)
     return field(1, key) + field(2, value)
 
@@ -88,7 +88,7 @@ def lists(
 
 
 def env_bytes(value: str) -> bytes:
-    """Encode the value of a variable; bytes that are not UTF-8 come back from their surrogates."""
+    """Encode the value of a variable; surrogates become the original bytes that are not UTF-8."""
     return value.encode("utf-8", "surrogateescape")
 
 

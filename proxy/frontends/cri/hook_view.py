@@ -44,7 +44,7 @@ class CriHookView(Struct, frozen=True):
     _body: bytes
 
     def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
-        """Read a RunPodSandbox: the pod, and what its containers request together.
+        """Read a RunPodSandbox: the pod, and the sum of its containers' requests.
 
         Raises:
             TooManyFieldsError: The message has too many fields to read.
@@ -61,11 +61,11 @@ class CriHookView(Struct, frozen=True):
         return unread_pod_facts(pod, PackedMessage(pb.PodSandboxConfig, partial(_sandbox_config, self._body)))
 
     def container(self) -> ContainerFacts:
-        """Read the container of a CreateContainer. What cannot be read is empty: the runtime refuses it."""
+        """Read the container of a CreateContainer; empty if it cannot be read: the runtime refuses it."""
         return NewContainer.of(self._body)
 
     def update(self) -> tuple[Resources, Mapping[str, str]]:
-        """Read an UpdateContainerResources: what is requested, and the annotations."""
+        """Read an UpdateContainerResources: the requested resources, and the annotations."""
         request = read(pb.UpdateContainerResourcesRequest, self._body)
         return resources_of(request.linux), LazyMap(_annotations, request)
 
@@ -77,22 +77,23 @@ class CriHookView(Struct, frozen=True):
         """Return the message with the adjustment of hooks.
 
         Raises:
-            HookError: Something in the adjustment cannot be written, or the message cannot be read.
+            HookError: A field of the adjustment cannot be written, or the message cannot be read.
         """
         return _ADJUST[self._method](self._body, adjustment)
 
     def remembered(self) -> RememberedContainer | Callable[[], RememberedContainer]:
-        """Return what is kept of a CreateContainer; a small request is kept unread."""
+        """Return the data to keep of a CreateContainer; a small request is kept undecoded."""
         if len(self._body) <= CONTAINER_BYTES:
             return partial(_remembered, self._body)
         return _remembered(self._body)
 
 
 class NewContainer(ContainerFacts):
-    """A container that is to be created: its request is decoded when a hook reads the first field.
+    """A container that is being created: its request is decoded when a hook reads the first field.
 
-    Most hooks read fields of few of the containers that are created. As in ``lazy_collections``, two threads
-    that read a first field at the same time get the same; copies and pickles are plain ``ContainerFacts``.
+    Most hooks read the fields of only a few of the created containers. As in ``lazy_collections``, two
+    threads that read a first field at the same time get equal values; copies and pickles are plain
+    ``ContainerFacts``.
     """
 
     __qualname__ = ContainerFacts.__qualname__  # repr() names the public class
@@ -106,7 +107,7 @@ class NewContainer(ContainerFacts):
         return new
 
     def __getattr__(self, name: str) -> Any:
-        """Fill the fields; Python comes here for one that has no value yet."""
+        """Fill the fields; Python calls this for a field that has no value yet."""
         if name not in _FIELDS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         found = _read(self._body)
@@ -126,7 +127,7 @@ class NewContainer(ContainerFacts):
 
 
 class KeptConfig(Struct, frozen=True):
-    """A ContainerConfig that is kept as it came; see ``ContainerDetails``."""
+    """A ContainerConfig that is kept unchanged; see ``ContainerDetails``."""
 
     raw: bytes
 
@@ -157,7 +158,7 @@ def _remembered(body: bytes) -> RememberedContainer:
         config = read(pb.CreateContainerConfig, body).config
         raw = b"".join(pb.CreateContainerPieces.FromString(body).config)
     except DecodeError:
-        # The runtime has created it, so it reads more than we do.
+        # The runtime has created the container, so it can decode more than we can.
         return RememberedContainer("", KeptConfig(b""), NO_RESOURCES, whole=False)
     kept: ContainerDetails = KeptConfig(raw)
     if len(raw) > CONTAINER_BYTES:

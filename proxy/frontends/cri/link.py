@@ -1,19 +1,20 @@
 """Relay one client connection to its connection to the runtime, through a session.
 
-Theory of operation. Two pipes feed one sans-IO session. What one read causes to be sent goes out in one
-write for each side before the loop turns. Back-pressure: when one side's write buffer is above the high-water
-mark, reading from the other side stops until it is below the low one; what is held in the session is bounded
-by the session itself.
+Theory of operation. Two pipes feed one sans-IO session. All bytes that one read causes to be sent are sent in
+one write for each side, before the loop's next turn. Back-pressure: when one side's write buffer is above the
+high-water mark, reading from the other side stops until the buffer is below the low-water mark. The session
+limits the bytes that it holds.
 
-Ends. The runtime's end of file ends everything, as it would for a client that talks to it directly: what is
-pending goes to the client, then its connection is closed. The client's end of file is passed on behind its
-pending bytes, and the runtime may still answer what it has; calls that wait for a decision are over. Where a
-side is gone (or a peer broke the protocol), the other is closed after its pending bytes, or, if it does not
-read them, after a few seconds. A peer that broke the protocol is sent GOAWAY with the reason.
+Ends. The runtime's end of file ends everything, as for a client that talks to the runtime directly: the
+pending bytes are sent to the client, then its connection is closed. The client's end of file is passed on
+behind its pending bytes. The runtime may still answer the calls that it has, but calls that wait for a
+decision are over. If one side is gone (or a peer broke the protocol), the other side is closed after its
+pending bytes are sent, or after a few seconds if it does not read them. A peer that broke the protocol is
+sent GOAWAY with the reason.
 
-Faults. An unforeseen exception, also a MemoryError, ends this link alone: its calls
-are over, its sockets are closed, its memory is free, and it is reported. So each way into a link (a read, a
-write, a decision, a timer) has an ``except`` at its top.
+Faults. An unforeseen exception, even a MemoryError, ends only this link: its calls are over, its sockets are
+closed, its memory is freed, and the exception is reported. So each entry point of a link (a read, a write, a
+decision, a timer) has an ``except`` at its top.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from proxy.relay.streams import HELD_BYTES
 from proxy.telemetry.port import Report
 
 SERVER_OWN_WATER = HELD_BYTES + OWN_WATER
-"""The same as ``OWN_WATER`` on the runtime's side, where bodies that were held may wait, too."""
+"""Like ``OWN_WATER``, for the runtime's side, where held bodies may wait too."""
 
 
 def _nothing(*_: object, **keys: object) -> None:
@@ -64,9 +65,9 @@ class RelayContext(Struct, frozen=True):
         interceptor: The handler of intercepted calls.
         intercepts: Returns whether a path is intercepted.
         on_end: Called once for each link, when it has ended.
-        report: Called where a peer misbehaves, and for a fault of the interceptor.
+        report: Called if a peer misbehaves or the interceptor fails.
         fault: Called with an exception that has ended a link.
-        over_limit: Called when a link has much to write that a peer does not read.
+        over_limit: Called when many bytes of a link wait for a peer that does not read.
         budget: The memory limit for bodies, over all links.
         times: The times of the last calls.
     """
@@ -123,11 +124,11 @@ class Link:
     # -- called by the pipes --------------------------------------------------------------------------
 
     def received(self, feed: Callable[[bytes], None], data: bytes) -> None:
-        """Give bytes to the session and send what it makes of them.
+        """Pass bytes to the session, and send the bytes that it returns.
 
         Args:
             feed: The session's side that the bytes come from.
-            data: What was read.
+            data: The bytes that were read.
         """
         if self.closed:
             return
@@ -143,7 +144,7 @@ class Link:
                 self._context.times.last = self.last = time.monotonic()
         except RelayError as error:
             self._protocol_violated(error, client=feed == self._session.from_client)
-        except Exception as error:  # noqa: BLE001  whatever it is, no other link may suffer from it
+        except Exception as error:  # noqa: BLE001  whatever it is, it must not affect other links
             self.failed(error)
 
     def _protocol_violated(self, error: RelayError, *, client: bool) -> None:
@@ -159,7 +160,7 @@ class Link:
             self.lost()
 
     def _client_ended(self) -> None:
-        """The client sends no more; the runtime may still answer what it has."""
+        """The client sends no more; the runtime may still answer the calls that it has."""
         self._eof = True
         self._session.client_closed()
         self._send()
@@ -175,7 +176,7 @@ class Link:
             self._session.lost()
             self._send()
             self._pass_on()
-        except Exception as error:  # noqa: BLE001  the end comes anyway
+        except Exception as error:  # noqa: BLE001  the link ends anyway
             fault = error
         self._close()
         if fault is not None:
@@ -199,8 +200,8 @@ class Link:
                 end.abort()
         self._context.on_end(self)
         try:
-            self._session.break_cycles()  # it refers to us, too: see Pipe
-            for stream in list(self._calls):  # there are none, but for a fault
+            self._session.break_cycles()  # the session refers to us too: see Pipe
+            for stream in list(self._calls):  # there are none, except after a fault
                 self.finished(stream, None)
             self._pass_on()
         except Exception as error:  # noqa: BLE001  nothing is left to end
@@ -213,7 +214,7 @@ class Link:
             self._context.fault(error)
 
     def cut(self, reason: str) -> None:
-        """End the link without sending what waits."""
+        """End the link without sending the waiting bytes."""
         if not self.closed:
             self._report_problem("ended a connection", reason=reason)
             self.client.abort()
@@ -236,7 +237,7 @@ class Link:
         if self._busy or self.closed:
             return
         session = self._session
-        # A side that is not attached yet gets its bytes when it is: some runtimes send first.
+        # A side that is not attached yet gets its bytes later: some runtimes send first.
         if self.server.attached and (chunks := session.to_server()):
             self.server.write(chunks)
         if self.client.attached and (chunks := session.to_client()):
@@ -253,7 +254,7 @@ class Link:
 
     @property
     def saw_goaway(self) -> bool:
-        """Whether the client begins nothing more on this connection, after ``goaway``."""
+        """Whether the client begins no more calls on this connection, after ``goaway``."""
         return self._session.saw_goaway
 
     def intercepted(self) -> list[str]:
@@ -273,7 +274,7 @@ class Link:
             self.failed(error)
 
     def refuse_undecided(self, code: int, message: str) -> None:
-        """Refuse the calls that are not decided yet; what is decided about them later has no effect."""
+        """Refuse the calls that are not decided yet; later decisions about them have no effect."""
         for call in list(self._calls.values()):
             call.refuse(code, message)
 
@@ -296,7 +297,7 @@ class Link:
                 self._failed_within(error)
 
     def _failed_within(self, error: Exception) -> None:
-        """End the link now, or, where a read is being handled, right behind it."""
+        """End the link now, or right after a read that is being handled."""
         if self._busy:
             asyncio.get_running_loop().call_soon(self.failed, error)
         else:
@@ -319,7 +320,7 @@ class Link:
         return self._interceptor.anomaly(path, kind)
 
     def refused_for_memory(self, path: str, message: str) -> None:
-        """Report, and send the refusal, from outside whatever is being done."""
+        """Report the refusal, and send it after the work in progress."""
         self._report_problem("cannot hold a call", method=path, err=message)
         if not self._busy:
             asyncio.get_running_loop().call_soon(self.flush)
@@ -339,10 +340,10 @@ class Link:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Pass on to the interceptor what was read of answers.
+        """Pass the queued answers and ends of calls on to the interceptor.
 
-        That is after the bytes have been sent, so the client does not wait for it, and before anything else
-        is read, so what the client does next meets an interceptor that knows.
+        This happens after the bytes have been sent, so the client does not wait for it, and before anything
+        else is read, so the interceptor knows the answer before the client's next call.
         """
         while self._pending_events:
             events, self._pending_events = self._pending_events, []
@@ -352,7 +353,7 @@ class Link:
                         self._interceptor.response(call, outcome)
                     else:
                         self._interceptor.finished(call, outcome)
-                except Exception as error:  # noqa: BLE001  the answer is the runtime's, it passes anyway
+                except Exception as error:  # noqa: BLE001  the answer is the runtime's and passes anyway
                     self._fault(call, "record the answer", error)
 
     def _fault(self, call: InterceptedCall, step: str, error: Exception) -> None:

@@ -1,9 +1,9 @@
 """CRI messages: read as values of the model; and a cpuset, or an owner's CFS quota, written into them.
 
-A request is not taken apart to be changed. A protobuf parser merges a singular message that occurs twice,
-field by field, the later one winning. So a second, tiny ``config`` (or ``linux``) appended to the request
-overrides what it holds and nothing else: every other field, known to us or not, stays unchanged, byte for
-byte.
+A request is changed without decoding and encoding it. A protobuf parser merges a singular message that occurs
+twice, field by field, and the later field wins. So a second, tiny ``config`` (or ``linux``) that is appended
+to the request overrides only the fields that it contains. Every other field, known to us or not, stays
+unchanged, byte for byte.
 
 Field numbers (CRI v1 and v1alpha2 alike): CreateContainerRequest.config 2, ContainerConfig.linux 15,
 LinuxContainerConfig.resources 1; UpdateContainerResourcesRequest.linux 2; in LinuxContainerResources
@@ -40,7 +40,7 @@ def pod_of(config: pb.SandboxFacts, sandbox_id: str = "", bounds: Bounds = ANY_M
     Args:
         config: The configuration.
         sandbox_id: The runtime's id of the sandbox; empty while it is being created.
-        bounds: CPUs and NUMA nodes that its annotations may name.
+        bounds: The CPUs and NUMA nodes that its annotations may name.
     """
     meta = config.metadata
     pod = pod_facts(
@@ -59,7 +59,7 @@ def pod_of(config: pb.SandboxFacts, sandbox_id: str = "", bounds: Bounds = ANY_M
 
 
 def _pod_total(config: pb.SandboxFacts) -> Request | None:
-    """Read what the containers of a pod request together; None where the configuration does not say it."""
+    """Read the sum of the requests of a pod's containers; None if the configuration does not contain it."""
     if not config.linux.HasField("resources"):
         return None
     total = config.linux.resources
@@ -67,7 +67,7 @@ def _pod_total(config: pb.SandboxFacts) -> Request | None:
 
 
 def request_of(resources: pb.ResourceFacts) -> Request:
-    """Read what a container requests."""
+    """Read the request of a container."""
     cpus, mems, pages = resources.cpuset_cpus, resources.cpuset_mems, resources.hugepage_limits
     return Request(
         resources.cpu_shares,
@@ -104,7 +104,7 @@ class CriCreateRequest:
         return pod_of(self._sandbox(), self.sandbox_id, bounds)
 
     def pod_total(self) -> Request | None:
-        """Read what the containers of the pod request together."""
+        """Read the sum of the requests of the pod's containers."""
         return _pod_total(self._sandbox())
 
     def devices(self) -> DeviceFacts:
@@ -117,7 +117,7 @@ class CriCreateRequest:
 
 
 def _huge_pages(limits: Sequence[bytes]) -> tuple[tuple[str, int], ...]:
-    """Read limits on huge pages; kubelet sends one of 0 for each size that is not requested."""
+    """Read limits on huge pages; kubelet sends a limit of 0 for each size that is not requested."""
     entries = (pb.HugepageFacts.FromString(raw) for raw in limits[:SIZES_LIMIT] if _LIMIT in raw)
     return huge_pages((text(entry.page_size[:SIZE_LENGTH_LIMIT]), entry.limit) for entry in entries)
 
@@ -130,19 +130,19 @@ _HOST_PATH = re.compile(rb"\x12.{1,2}/(?:dev|sys)/", re.DOTALL)
 """A host path in the bytes of a mount: field 2, its length (one byte or two), its beginning."""
 _MOST = 1024
 _LONGEST = 4096
-"""Characters of a path or a name of a device; Linux takes no longer path."""
+"""Characters of a path or a name of a device; Linux accepts no longer path."""
 
 
 def device_facts_of(config: pb.ContainerFacts) -> DeviceFacts:
-    """Read the devices that a container is given; in the order of the request, each once.
+    """Read the devices that a container gets, in the order of the request, each once.
 
     kubelet's device manager and its plug-ins decide on them. The request carries only the result: device
     files, CDI names (a field, with older plug-ins annotations ``cdi.k8s.io/...``), and mounts. Most
-    containers have none of these, so an entry is decoded only where its bytes can matter. The host's path of
-    a mount counts: nearly every container has one at ``/dev/termination-log``, from a directory of kubelet.
+    containers have none of these, so an entry is decoded only if its bytes can matter. The host's path of a
+    mount counts: nearly every container has a mount at ``/dev/termination-log``, from a directory of kubelet.
 
     Entries that cannot be decoded are left out, and so are names that are not UTF-8 and paths that say
-    nothing about a place (``/dev/null``, ``/dev`` itself).
+    nothing about a device's location (``/dev/null``, ``/dev`` itself).
     """
     devices, names = config.devices, config.CDI_devices
     # A slice and a join are one call each; iterating costs three times that.
@@ -172,7 +172,7 @@ def _decoded(kind: type[_Entry], entries: Iterable[bytes]) -> Iterator[_Entry]:
 
 
 def _once(values: Iterable[str | None]) -> tuple[str, ...]:
-    """Return each value once, without empty and overlong ones; a request of thousands is truncated."""
+    """Return each value once, without empty and overlong ones; a list of thousands is truncated."""
     found = dict.fromkeys(value for value in values if value and len(value) <= _LONGEST)
     return tuple(found)[:_MOST]
 
@@ -186,15 +186,15 @@ def _resources(cpus: CpuSet | None, mems: Mask | None, quota: int) -> bytes:
     body = field(6, str(cpus).encode() if cpus else b"")
     if mems:
         body += field(7, str(mems).encode())
-    # A negative int64 goes as the 64 bits of its two's complement.
+    # A negative int64 is encoded as the 64 bits of its two's complement.
     return body + bytes((2 << 3,)) + varint(quota % (1 << 64)) if quota else body
 
 
 def create_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> bytes:
-    """Return what is appended to a CreateContainerRequest.
+    """Return the bytes to append to a CreateContainerRequest.
 
     Args:
-        cpus: The CPUs; None to erase what the request names.
+        cpus: The CPUs; None to erase those that the request names.
         mems: The memory nodes; None to leave them.
         quota: The CFS quota, -1 for none; 0 to leave it.
     """
@@ -208,7 +208,7 @@ def create_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> byt
 
 
 def cgroup_parent_suffix(parent: str) -> bytes:
-    """Return what names another cgroup of the pod at the end of a CreateContainerRequest.
+    """Return the bytes that name another cgroup of the pod at the end of a CreateContainerRequest.
 
     The field is ``sandbox_config.linux.cgroup_parent``: 3, 8, 1.
     """
@@ -217,5 +217,5 @@ def cgroup_parent_suffix(parent: str) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def update_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> bytes:
-    """Return what is appended to an UpdateContainerResourcesRequest; as ``create_suffix``."""
+    """Return the bytes to append to an UpdateContainerResourcesRequest; as ``create_suffix``."""
     return field(2, _resources(cpus, mems, quota))

@@ -1,16 +1,17 @@
 """One end of a link: a socket that the loop watches, read and written without asyncio's transports.
 
-asyncio's transports do the same and more, and every small call that is relayed pays twice for the function
-calls between them (event, transport, protocol, transport). A ``Pipe`` does only what a link needs: it reads
+asyncio's transports do the same and more, but their chain of function calls (event, transport, protocol,
+transport) runs twice for every small call that is relayed. A ``Pipe`` does only what a link needs: it reads
 when bytes have arrived, writes at once or as soon as there is room, stops the other end from reading while
-too much waits here, and closes once the pending bytes are written.
+too many bytes wait here, and closes once the pending bytes are written.
 
-Back-pressure. Bytes that the other end has read fill this end's buffer up to ``HIGH_WATER`` and one read.
+Back-pressure. Bytes that the other end has read fill this end's buffer up to ``HIGH_WATER`` plus one read.
 Bytes above ``own_water`` are frames that the relay itself has written in answer to frames from *this* end
 (refusals, resets, window), so this end is not read either until the buffer is empty enough.
 
 Faults. The loop calls ``_readable`` and ``_writable`` again as long as the socket is ready, so an exception
-that leaves one of them would repeat for ever. So they catch all exceptions: the link is notified, and ends.
+that escapes from one of them would repeat for ever. So they catch all exceptions; the link is notified and
+ends.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ READ_BYTES: Final = 256 << 10
 OWN_WATER: Final = HIGH_WATER + 2 * READ_BYTES
 """When this many bytes wait to be written to a client, nothing more is read from it."""
 LITTLE_BYTES: Final = 4096
-"""The size of a read where there is no memory for more."""
+"""The size of a read if there is no memory for more."""
 LINGER_S: Final = 5.0
 """How long the socket of a peer that does not read stays open after ``close``."""
 _GATHERED_BYTES: Final = 64 << 10
@@ -47,11 +48,11 @@ def _nothing(*_: object) -> None:
 
 
 class PipeCallbacks(Struct, frozen=True):
-    """The notifications of a pipe besides received bytes.
+    """The notifications of a pipe, except for received bytes.
 
     Attributes:
         failed: An unforeseen exception; must end the pipe.
-        out_of_memory: Called where there is no memory for a read, before a smaller one is tried.
+        out_of_memory: Called if there is no memory for a read, before a smaller one is tried.
         over_limit: More than ``HIGH_WATER`` bytes wait to be written.
     """
 
@@ -67,7 +68,7 @@ class Pipe:
     """A connected socket.
 
     Attributes:
-        other: The end that is slowed down when this one cannot be written.
+        other: The end that is not read while too many bytes wait at this one.
         attached: There is an open socket.
     """
 
@@ -114,7 +115,7 @@ class Pipe:
         self._watch()
 
     def peer_pid(self) -> int:
-        """Return the process that connected, by the kernel (SO_PEERCRED); 0 where it is not known."""
+        """Return the process that connected, according to the kernel (SO_PEERCRED); 0 if it is unknown."""
         if not self.attached:
             return 0
         try:
@@ -191,7 +192,7 @@ class Pipe:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
-                if not self._eof:  # else nothing can be sent any more, and what the peer sends is still read
+                if not self._eof:  # otherwise nothing can be sent any more, but reading continues
                     self._loop.call_soon(self._lost)  # not within the caller's work
                 return
             if sent == len(data):
@@ -244,7 +245,7 @@ class Pipe:
         try:
             while out:
                 first = out[0]
-                if isinstance(first, bytearray):  # a view keeps the buffer from growing
+                if isinstance(first, bytearray):  # a view prevents the buffer from growing
                     first = out[0] = memoryview(first)
                 sent = self._send(first)
                 self._waiting -= sent
@@ -294,7 +295,7 @@ class Pipe:
             self._watch()
         with contextlib.suppress(OSError):
             self._socket.close()
-        # The link and the pipe refer to each other: without the cycle both are freed at once.
+        # The link and the pipe refer to each other; without this cycle both are freed at once.
         self._got = self._ended = self._lost = _nothing
         self._faults = _NONE
         del self.other

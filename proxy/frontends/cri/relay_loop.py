@@ -1,12 +1,12 @@
 """An event loop that handles a link's sockets as soon as the kernel reports them.
 
-asyncio makes a handle of each event, queues it and runs it in a turn of its own. A small call has two events,
-and with what is done between them the queue costs as much as relaying the bytes. Here the functions of the
-sockets that are given to ``RelayLoop.watch`` are called as soon as the kernel has named them, and the loop
+asyncio makes a handle of each event, queues it and runs it in a separate turn. A small call has two events,
+and the queue with its overhead costs as much as relaying the bytes. Here, the functions of the sockets that
+are given to ``RelayLoop.watch`` are called as soon as the kernel has reported the sockets. Then the loop
 waits again at once, unless asyncio has something to do: a callback, a timer that is due, another file
 descriptor.
 
-All else is asyncio's own loop. Its selector lies behind the one here, as one file descriptor of it (epoll(7)
+Everything else is asyncio's own loop. Its selector is one file descriptor of the selector here (epoll(7)
 allows that).
 """
 
@@ -33,7 +33,7 @@ class _RelaySelector(selectors.BaseSelector):
     """Calls the functions of watched sockets; returns events of other file descriptors to asyncio.
 
     Attributes:
-        called: For each watched socket what is called when it can be read, and when it can be written.
+        called: For each watched socket the functions to call when it can be read, and when it can be written.
         has_work: Whether asyncio has got callbacks or timers since the wait began.
     """
 
@@ -41,7 +41,7 @@ class _RelaySelector(selectors.BaseSelector):
         """Watch nothing yet.
 
         Args:
-            report: Takes what a function raises, as asyncio describes it.
+            report: Takes the exception of a function, in asyncio's form.
         """
         self._report = report
         self._others = selectors.EpollSelector()
@@ -53,7 +53,7 @@ class _RelaySelector(selectors.BaseSelector):
     def watch(self, fd: int, readable: _Called | None, writable: _Called | None) -> None:
         """See ``RelayLoop.watch``."""
         events = (EPOLLIN if readable is not None else 0) | (EPOLLOUT if writable is not None else 0)
-        if not events:  # the kernel would report an error or the end nevertheless, repeatedly
+        if not events:  # otherwise the kernel would still report an error or the end, repeatedly
             if self.called.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
         elif fd in self.called:
@@ -64,7 +64,7 @@ class _RelaySelector(selectors.BaseSelector):
             self.called[fd] = readable, writable
 
     def select(self, timeout: float | None = None) -> _READY:
-        """Wait for something that asyncio has to do, and call watched sockets meanwhile."""
+        """Wait for events for asyncio; call the functions of watched sockets while waiting."""
         called, poll = self.called, self._epoll.poll
         end = None if timeout is None else time.monotonic() + timeout
         self.has_work = False
@@ -75,7 +75,7 @@ class _RelaySelector(selectors.BaseSelector):
                 return []
             others = False
             for fd, event in events:
-                # A function may have ended the watch of a socket that comes later.
+                # A function may have ended the watch of a later socket.
                 functions = called.get(fd)
                 if functions is None:
                     others |= fd == self._others.fileno()
@@ -86,7 +86,7 @@ class _RelaySelector(selectors.BaseSelector):
                         readable()
                     else:
                         self._both(fd, event)
-                except Exception as error:  # noqa: BLE001  as asyncio does with a callback: the loop continues
+                except Exception as error:  # noqa: BLE001  as asyncio does: the loop continues
                     self._report({"message": "a watched socket's function failed", "exception": error})
             if others:
                 return self._others.select(0)
@@ -98,7 +98,7 @@ class _RelaySelector(selectors.BaseSelector):
                     return []
 
     def _both(self, fd: int, event: int) -> None:
-        """Call the functions of a socket that is to be written; the first one may have ended its watch."""
+        """Call both functions of a socket; the first one may have ended its watch."""
         readable = self.called[fd][0]
         if readable is not None and event & ~EPOLLOUT:
             readable()
@@ -111,11 +111,11 @@ class _RelaySelector(selectors.BaseSelector):
         return self._others.register(fileobj, events, data)
 
     def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
-        """Remove one."""
+        """Remove a file descriptor of asyncio's."""
         return self._others.unregister(fileobj)
 
     def modify(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
-        """Change what is waited for."""
+        """Change the events of a file descriptor of asyncio's."""
         return self._others.modify(fileobj, events, data)
 
     def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
@@ -123,7 +123,7 @@ class _RelaySelector(selectors.BaseSelector):
         return self._others.get_map()
 
     def close(self) -> None:
-        """Close both."""
+        """Close both selectors."""
         self.called.clear()
         self._epoll.close()
         self._others.close()
@@ -139,16 +139,16 @@ class RelayLoop(asyncio.SelectorEventLoop):
     def watch(self, fd: int, readable: _Called | None, writable: _Called | None) -> None:
         """Register functions to call from now on, instead of the previous ones.
 
-        What they raise goes to the loop's exception handler; the socket is still watched.
+        Their exceptions go to the loop's exception handler; the socket is still watched.
 
         Args:
             fd: A socket that asyncio does not watch.
-            readable: What is called while the socket can be read; None for nothing.
-            writable: What is called while the socket can be written; None for nothing.
+            readable: Called while the socket can be read; None for no function.
+            writable: Called while the socket can be written; None for no function.
         """
         self._relayed.watch(fd, readable, writable)
 
-    # Callbacks and timers of this thread; those of other threads arrive through asyncio's own pipe.
+    # Callbacks and timers from this thread; those from other threads arrive through asyncio's own pipe.
 
     def call_soon(
         self,

@@ -1,16 +1,16 @@
 """The registration server of device plug-ins, v1beta1: checks registrations, and passes them on.
 
-As kubelet's (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go), ``Register`` is
-answered when the plug-in has been reached and has given its options: a plug-in serves before it registers.
-Threads of gRPC take requests and wait; the event loop does the rest.
+As in kubelet (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go), ``Register`` is
+answered after the plug-in was reached and has returned its options: a plug-in serves before it registers.
+gRPC's threads take requests and wait; the event loop does the rest.
 
-A plug-in registers with the name of its socket; kubelet joins it to the directory, wherever that leads
-(kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register). Here it has to stay in the
-directory.
+A plug-in registers with the name of its socket. kubelet joins it to the directory and accepts any resulting
+path (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register). Here the path must
+stay in the directory.
 
-At its start kubelet removes all sockets in its directory (manager.go, CleanupPluginDirectory) and makes its
-own again. That is the signal on which plug-ins register: they watch the directory for their own socket, or
-for a new ``kubelet.sock``.
+At its start kubelet removes all sockets in its directory (manager.go, CleanupPluginDirectory) and creates its
+own again. This is the signal for plug-ins to register: they watch the directory for their own socket, or for
+a new ``kubelet.sock``.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ SERVICE: Final = "v1beta1.Registration"
 VERSION: Final = "v1beta1"
 """The one version that kubelet accepts (k8s.io/kubelet v0.36 pkg/apis/deviceplugin/v1beta1/constants.go)."""
 AT_ONCE = 32
-"""Requests that are answered at a time, each in a thread, which only waits; others are refused."""
+"""Requests that are answered at a time, each in a thread that only waits; others are refused."""
 REQUEST_LIMIT: Final = 16 << 10
 """Bytes of a request."""
 WAIT_S: Final = 30.0
-"""The longest that a registration takes."""
+"""The longest time of a registration, in seconds."""
 STOP_S: Final = 0.5
 REFUSED: Final = "cannot register a device plug-in"
 
@@ -66,10 +66,10 @@ MODE: Final = 0o750
 
 
 def prepare(directory: Path) -> None:
-    """Make the directory, and remove the sockets in it, except that of the server.
+    """Create the directory, and remove the sockets in it, except that of the server.
 
     Raises:
-        CannotCreateError: It cannot be made, or a socket cannot be removed.
+        CannotCreateError: It cannot be created, or a socket cannot be removed.
         PermissionDeniedError: The process may not do that.
     """
     try:
@@ -84,7 +84,7 @@ def prepare(directory: Path) -> None:
 
 
 def _is_socket(path: Path) -> bool:
-    """Return whether a socket is there, also at the end of a symbolic link."""
+    """Return whether the path is a socket, or a symbolic link to one."""
     with contextlib.suppress(OSError):
         return stat.S_ISSOCK(path.stat().st_mode)
     return False
@@ -95,12 +95,12 @@ def socket_of(directory: Path, endpoint: str) -> Path:
 
     Args:
         directory: The directory.
-        endpoint: What the plug-in has registered with.
+        endpoint: The name that the plug-in has registered with.
 
     Raises:
         InputError: It leads out of the directory, or to the server itself, or is too long.
     """
-    # As Go's filepath.Join: an absolute endpoint is below the directory too.
+    # As in Go's filepath.Join, an absolute endpoint is below the directory too.
     relative = posixpath.normpath(f"./{endpoint}")
     cause = ""
     if not endpoint or "\0" in endpoint or relative in (".", SOCKET_NAME):
@@ -130,17 +130,17 @@ class ForwardTarget(Protocol):
         """
 
     def clean(self) -> None:
-        """Remove what earlier runs have left there."""
+        """Remove the files that earlier runs have left there."""
 
     def identity(self) -> object:
-        """Return what is different after each of its starts; None while it is not there."""
+        """Return a value that changes with each start of kubelet; None while it does not run."""
 
     def close(self) -> None:
-        """End calls under way."""
+        """End calls in progress."""
 
 
 class TakeOver(Struct, frozen=True):
-    """What is registered here, where others are forwarded.
+    """The resources that are registered here, if others are forwarded.
 
     Attributes:
         resources: Resources that are registered here.
@@ -160,10 +160,10 @@ class RegistrationServer:
         """Prepare; nothing is opened before ``open``.
 
         Args:
-            directory: Where the sockets are.
-            register: Called on the loop for each registration that is in order.
+            directory: The directory of the sockets.
+            register: Called on the loop for each valid registration.
             telemetry: Counts registrations and reports those that are refused.
-            taken: Which resources are registered here; None: all.
+            taken: The resources that are registered here; None: all.
         """
         self._directory = directory
         self._register = register
@@ -186,10 +186,10 @@ class RegistrationServer:
         )
 
     def open(self) -> None:
-        """Remove the sockets of plug-ins, so that they register again, and listen; once, and in a thread.
+        """Remove the sockets of plug-ins, so that they register again, and listen; called once, in a thread.
 
         Raises:
-            TopoproxyError: The directory or the socket cannot be made, or another process serves there.
+            TopoproxyError: The directory or the socket cannot be created, or another process serves there.
         """
         if self._is_open:
             return
@@ -201,13 +201,13 @@ class RegistrationServer:
         self._is_open = True
 
     def reopen(self) -> None:
-        """Signal that the other manager has started: plug-ins that registered there are to do it again.
+        """Signal that the other manager has started, so that plug-ins that registered there register again.
 
-        It has removed its links to their sockets, so the sockets are removed, and the server's appears again;
-        runs in a thread.
+        The manager has removed its links to their sockets. So the sockets are removed, and the server's
+        socket is created again. Runs in a thread.
 
         Raises:
-            TopoproxyError: The socket cannot be made again.
+            TopoproxyError: The socket cannot be created again.
         """
         self._socket.close()
         gone, self._forwarded = self._forwarded, set()
@@ -229,7 +229,7 @@ class RegistrationServer:
     # -- one registration ---------------------------------------------------------------------------------
 
     def _answer(self, content: bytes, context: grpc.ServicerContext) -> bytes:
-        """Answer a request, in a thread: nothing but an empty message, or a status."""
+        """Answer a request, in a thread: with an empty message, or with a status."""
         requested = _decoded(content)
         resource = quoted(requested.resource_name) if requested is not None else ""
         try:
@@ -297,7 +297,7 @@ def _decoded(content: bytes) -> pb.RegisterRequest | None:
 
 
 def _code_of(error: Exception) -> int:
-    """Return the status code: that of the other manager where it has answered."""
+    """Return the status code: that of the other manager if it has answered."""
     if isinstance(error, InputError):
         return GrpcStatus.INVALID_ARGUMENT
     return getattr(error, "code", 0) or GrpcStatus.UNAVAILABLE

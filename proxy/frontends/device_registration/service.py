@@ -30,10 +30,10 @@ class Registrations(Protocol):
     """A receiver of registrations."""
 
     async def register(self, resource: str, path: Path) -> None:
-        """Make a plug-in the one of a resource.
+        """Make a plug-in the one that serves a resource.
 
         Raises:
-            DevicePluginError: It cannot be.
+            DevicePluginError: That is impossible.
         """
 
     def change_timeout(self, seconds: float) -> None:
@@ -60,11 +60,11 @@ class DevicePluginService:
         """Prepare; nothing is opened yet.
 
         Args:
-            config: Where plug-ins register and have their sockets.
+            config: The directories in which plug-ins register and have their sockets.
             executor: The node.
             plugins: Takes registrations.
-            others: What finds resources that have another manager; None where that cannot be known.
-            kubelet: Takes registrations at the shim of resources that are not taken over.
+            others: Finds resources that have another manager; None if that cannot be known.
+            kubelet: Takes registrations for resources that are not taken over.
         """
         self._directory = config.socket_directory
         self._shim_directory, self._shim_resources = config.shim_directory, config.shim
@@ -90,7 +90,7 @@ class DevicePluginService:
                 watches.create_task(self._follow())
 
     async def _follow(self) -> None:
-        """Repeat the signal of kubelet, which has started, where its plug-ins are."""
+        """When kubelet has started, repeat its signal in the directory of its plug-ins."""
         assert self._kubelet is not None
         assert self._shim is not None
         seen = await asyncio.to_thread(self._kubelet.identity)
@@ -124,7 +124,7 @@ class DevicePluginService:
         self._plugins.change_timeout(config.timeout)
 
     def page(self) -> dict[str, object]:
-        """Return what the status shows."""
+        """Return the data of the status."""
         page: dict[str, object] = {
             "directory": str(self._directory),
             "resources": self._plugins.page(),

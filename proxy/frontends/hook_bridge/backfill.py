@@ -1,8 +1,8 @@
 """Look up facts for hooks about pods and containers that are older than the hooks or came without a call.
 
-A worker reads them from the runtime's lists. Where the runtime does not answer, it is queried again; until
-then hooks see such pods and containers without labels and annotations, and are notified of all that exists
-once more after it.
+A worker reads the facts from the runtime's lists. If the runtime does not answer, it is queried again. Until
+it answers, hooks see such pods and containers without labels and annotations; afterwards they are notified of
+the whole state once more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from proxy.hooks.hook import HookCaller
 
 IN_CALL_S: Final = 1.0
-"""The longest that a call waits for what hooks are to learn of its container or sandbox."""
+"""The longest time that a call waits for facts for hooks about its container or sandbox."""
 RETRY: Final = Backoff(1.0, 30.0)
 """Seconds before the runtime is queried again."""
 
@@ -43,10 +43,10 @@ class Backfill:
         self._asked = asyncio.Lock()
 
     async def once(self) -> bool:
-        """Look up the facts; where the runtime does not answer, try again later, and notify hooks then.
+        """Look up the facts; if the runtime does not answer, try again later, and notify hooks then.
 
         Returns:
-            Whether it has answered.
+            Whether the runtime has answered.
         """
         if await self._learned():
             return True
@@ -55,10 +55,10 @@ class Backfill:
         return False
 
     async def in_call(self, target: str) -> None:
-        """Look up what hooks lack of the container or sandbox that a call names.
+        """Look up the missing facts of the container or sandbox that a call names.
 
-        It came without a call that was seen here, and lists have not been learned from since. Where the
-        runtime does not answer soon the call continues without.
+        It was created without a call that passed here, and no list has been read since. If the runtime does
+        not answer soon, the call continues without the facts.
         """
         lifecycle_events = self.lifecycle_events
         if lifecycle_events is None:
@@ -69,7 +69,7 @@ class Backfill:
                     await self._learned()
         except TimeoutError:
             pass
-        except Exception as error:  # noqa: BLE001  hooks learn less, and the call is decided anyway
+        except Exception as error:  # noqa: BLE001  hooks get fewer facts, and the call is decided anyway
             self._executor.report_internal_error(error)
 
     def later(self) -> None:
@@ -83,7 +83,7 @@ class Backfill:
         self._executor.spawn(self._notify_of_all())
 
     async def when_reconciled(self) -> None:
-        """Handle a late first reconcile: hooks are in use that were not notified of existing containers."""
+        """Handle a late first reconcile: hooks in use have not been notified of existing containers."""
         await self._executor.reconciled.wait()
         await self._notify_of_all()
 

@@ -1,12 +1,12 @@
 """Call hooks for held calls, and apply their answers.
 
-Answers of hooks are applied between a decision and its barrier: the CPUs of a create are taken already, and
-no container has moved yet. So a refusal costs the others nothing, and what a hook names can only be less than
-what was decided (``proxy.engine.hook_narrowing``). Hooks' fields are written first, then the engine's own:
-the engine decides last which CPUs and memory nodes a request names.
+Answers of hooks are applied between a decision and its barrier: the CPUs of a create are reserved already,
+but no container has moved yet. So a refusal does not affect other containers, and a hook can only choose
+fewer CPUs than the decision has (``proxy.engine.hook_narrowing``). The fields of hooks are written first and
+the engine's own last, so the engine determines the CPUs and memory nodes that a request names.
 
-While hooks are called the state may change: the client may disconnect, pools may change, the node may be
-released. So the state is read again when they have answered.
+While hooks are called, the state may change: the client may disconnect, pools may change, the node may be
+released. So the state is read again after they have answered.
 
 Stops and removals cannot be refused, and continue even if hooks fail.
 """
@@ -119,7 +119,7 @@ class HookBridge:
     async def _create_later(
         self, call: UndecidedCall, token: str, proceed: Callable[[UndecidedCall, Container], None]
     ) -> None:
-        """Look up the labels and annotations that the sandbox was made with: a hook may have changed them."""
+        """Look up the labels and annotations of the sandbox as created: a hook may have changed them."""
         executor = self._executor
         placed = executor.state.containers[token]
         await self._dispatcher.look_up(placed.pod.sandbox_id, adopt=False)
@@ -149,7 +149,7 @@ class HookBridge:
         self._dispatcher.call_hooks(call, event, decided, over)
 
     async def create_elsewhere(self, call: UndecidedCall, container: Container) -> Container | None:
-        """See ``HookGateway``. Hooks start again with the original request, which had other CPUs."""
+        """See ``HookGateway``. Hooks start again with the original request, because the CPUs have changed."""
         if isinstance(call.state, CallContext) and call.state.body is not None:
             call.change(call.state.body)
         event, state = self._creating(call, container), self._executor.state
@@ -163,7 +163,7 @@ class HookBridge:
         """See ``HookGateway``."""
         self._lifecycle_events.sent[token] = call.hook_view().remembered()
         if isinstance(call.state, CallContext):
-            call.state.body = None  # hooks do not start again once it has left
+            call.state.body = None  # hooks do not start again after the create was sent
 
     def _creating(self, call: UndecidedCall, container: Container) -> PreCreateContainer:
         pod, lifecycle_events = container.pod, self._lifecycle_events
@@ -175,14 +175,14 @@ class HookBridge:
     def _placed(
         self, call: UndecidedCall, placed: Container, state: NodeState, offered: CpuSet, outcome: Outcome
     ) -> Container | None:
-        """Apply what hooks want to a placement; None where the call has been answered or forwarded.
+        """Apply the changes of hooks to a placement; None if the call has been answered or forwarded.
 
         Args:
             call: The call.
             placed: The container as it was placed.
             state: The state in which hooks were called.
-            offered: What it ran on then.
-            outcome: What hooks want.
+            offered: The CPUs that the container had then.
+            outcome: The outcome of the hooks.
         """
         executor, token = self._executor, placed.id
 
@@ -203,14 +203,14 @@ class HookBridge:
         if (quota := applied.adjustment.cpu_quota) is not LEAVE:
             executor.overrides.set_quota(token, -1 if quota is CLEAR else quota)
         if executor.state is state and not executor.store.mode.in_release:
-            return placed  # nothing has happened since
+            return placed  # nothing has changed since
         container = executor.state.containers.get(token)
         if container is None or executor.store.mode.in_release:
             call.release()
             return None
         return container
 
-    # -- what exists --------------------------------------------------------------------------------------
+    # -- existing containers and sandboxes ----------------------------------------------------------------
 
     def before(self, point: str, call: UndecidedCall, target: str, proceed: Handle) -> None:
         """See ``HookGateway``."""
@@ -236,7 +236,7 @@ class HookBridge:
             self._lifecycle_events,
         )
         if container is None or container.phase not in STARTABLE:
-            proceed(call)  # the runtime reports what is wrong with any other
+            proceed(call)  # the runtime reports why it cannot be started
             return
 
         def decided(outcome: Outcome) -> None:
@@ -271,7 +271,7 @@ class HookBridge:
         self._dispatcher.call_hooks(call, event, decided)
 
     def _ending(self, call: UndecidedCall, target: str) -> Point | None:
-        """Return the event before a stop or a removal; None where it stops or removes nothing."""
+        """Return the event before a stop or a removal; None if it stops or removes nothing."""
         lifecycle_events, state, point = self._lifecycle_events, self._executor.state, ENDING[call.method]
         if point == PreStopPodSandbox.NAME:
             pod = state.pods.get(target)
@@ -297,7 +297,7 @@ def _refused_by_hook(message: str) -> Verdict:
 
 
 def _conflict(fields: Mapping[str, DeviceField], outcome: Outcome) -> str:
-    """Return what a hook and a device plug-in set to different values; empty where there is nothing."""
+    """Return the field that a hook and a device plug-in set to different values; empty if there is none."""
     for name, hook in outcome.owners.items():
         kind, bracket, key = name.partition("[")
         spelled = f"{kind}[{container_path(key[:-1])}]" if kind in ("mounts", "devices") and bracket else name
@@ -309,7 +309,7 @@ def _conflict(fields: Mapping[str, DeviceField], outcome: Outcome) -> str:
 
 
 def _device_value(wanted: object) -> tuple[object, ...]:
-    """Return what a hook sets as a value of ``DeviceField``; something else where a plug-in cannot set it."""
+    """Return a hook's value in the form of ``DeviceField``; another value if a plug-in cannot set it."""
     if isinstance(wanted, Device):
         return wanted.host_path, wanted.permissions
     if isinstance(wanted, Mount) and wanted.propagation == "private":
@@ -318,7 +318,7 @@ def _device_value(wanted: object) -> tuple[object, ...]:
 
 
 def _renewed(before: Pod, pod: Pod) -> Pod:
-    """Return a pod that hooks have changed; Kubernetes' class is that of kubelet's own cgroup."""
+    """Return a pod that hooks have changed; its Kubernetes QoS class is that of kubelet's own cgroup."""
     if pod.cgroup_parent == before.cgroup_parent:
         return pod
     return structs.replace(pod, kube_qos=before.kube_qos, cgroup_changed_by_hook=True)

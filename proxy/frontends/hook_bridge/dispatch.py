@@ -1,4 +1,4 @@
-"""Call hooks for one held call, and apply their answers: the part that all calls have in common."""
+"""Call hooks for one held call, and apply their answers: the common part of all calls."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class HookDispatcher:
         Args:
             executor: The node.
             hooks: Calls the hooks.
-            updates: Does what hooks want of other containers.
+            updates: Applies the updates that hooks request for other containers.
             lifecycle_events: Has the facts that hooks are called with.
             spawn: Runs a coroutine that decides a call.
-            learn: Looks up the facts of a container or sandbox that are missing.
-            owned_cpus: Hooks may give CPUs that have owners.
+            learn: Looks up the missing facts of a container or sandbox.
+            owned_cpus: Hooks may assign CPUs that have owners.
         """
         self.hooks = hooks
         self.executor = executor
@@ -71,7 +71,7 @@ class HookDispatcher:
         )
 
     async def look_up(self, target: str, *, adopt: bool = True) -> None:
-        """Find out the facts of a container, or of a sandbox, which is never adopted, where possible."""
+        """Look up the facts of a container or a sandbox, if possible; a sandbox is never adopted."""
         if adopt and target not in self.executor.state.containers:
             await self.executor.reconciler.adoption.adopt_one(target)
         if self.lifecycle_events.lacks(target):
@@ -86,7 +86,7 @@ class HookDispatcher:
             return NO_ANSWERS
 
     async def outcome(self, answers: Answers) -> Outcome:
-        """Wait for what hooks want. ``hooks`` has the deadlines; the one here is for its faults."""
+        """Wait for the outcome. The hook engine has the deadlines; the one here is for its faults."""
         if answers.outcome is not None:
             return answers.outcome
         try:
@@ -103,9 +103,9 @@ class HookDispatcher:
 
         Args:
             call: It is held until they have answered.
-            event: What they are called with.
-            go: Called with what they want, in this turn of the loop if they have answered.
-            over: Called instead where the client has gone meanwhile.
+            event: The event that they receive.
+            go: Called with the outcome, in this turn of the loop if they have answered.
+            over: Called instead if the client has disconnected in the meantime.
         """
         answers = self.answers(event)
         if answers.outcome is not None:
@@ -122,7 +122,7 @@ class HookDispatcher:
         self.spawn(call, later())
 
     def refuses(self, call: UndecidedCall, outcome: Outcome) -> bool:
-        """Refuse the call where hooks do; else start what they want of other containers."""
+        """Refuse the call if hooks do; otherwise start the updates of other containers that they request."""
         if outcome.refusal:
             self.executor.telemetry.count(metrics.REFUSED_BY_HOOKS)
             if call.method not in _REJECTIONS:
@@ -134,29 +134,29 @@ class HookDispatcher:
         return False
 
     def relays(self, call: UndecidedCall) -> bool:
-        """Forward a call if the node was released meanwhile: then nothing is decided here any more."""
+        """Forward a call if the node was released in the meantime: then nothing is decided here any more."""
         if not self.executor.store.mode.in_release:
             return False
         call.release()
         return True
 
     def update(self, outcome: Outcome) -> None:
-        """Start what hooks want of other containers."""
+        """Start the updates of other containers that hooks request."""
         if outcome.adjustment.updates:
             self._updates.take(outcome.adjustment.updates, outcome.owners)
 
     def apply(
         self, call: UndecidedCall, outcome: Outcome, refused: Callable[[str], None] = lambda reason: None
     ) -> Outcome | None:
-        """Adjust the message of a call as hooks want it.
+        """Adjust the message of a call as hooks request.
 
         Args:
             call: The call.
-            outcome: What hooks want.
+            outcome: The outcome of the hooks.
             refused: Called with the reason before the call is refused.
 
         Returns:
-            What counts of the outcome; None where the call is refused.
+            The part of the outcome that counts; None if the call is refused.
         """
         outcome, body = self._written(call, outcome)
         if outcome.refusal:
@@ -168,17 +168,17 @@ class HookDispatcher:
         return outcome
 
     def _written(self, call: UndecidedCall, outcome: Outcome) -> tuple[Outcome, Any]:
-        """Write what hooks want into a call's message.
+        """Write the changes of hooks into a call's message.
 
         Returns:
-            What counts of the outcome, and the message. Where it cannot be written nothing of it counts, and
-            the call is refused if a hook has set some of it without which the call must not continue.
+            The part of the outcome that counts, and the message. If the changes cannot be written, none of
+            them counts, and the call is refused if a hook with policy Fail has set one of the fields.
         """
         if outcome.refusal:
             return outcome, call.body
         try:
             return outcome, call.hook_view().adjusted(outcome.adjustment)
-        except Exception as error:  # noqa: BLE001  of whatever kind: the hooks' part is lost, and reported
+        except Exception as error:  # noqa: BLE001  whatever it is: the changes are lost, and that is reported
             message = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
             self.executor.telemetry.problem(
                 "cannot apply what hooks request", method=call.method, err=message
@@ -186,7 +186,7 @@ class HookDispatcher:
             return (Outcome(refusal=message) if outcome.firm else AS_IT_IS), call.body
 
     def narrow(self, container_id: str, outcome: Outcome, offered: CpuSet) -> None:
-        """Narrow a container as hooks want it; ``offered`` is what they had to choose from."""
+        """Narrow a container as hooks request; ``offered`` are the CPUs from which they could choose."""
         want, owners = outcome.adjustment, outcome.owners
         cpus, mems = want.cpus, want.mems
         if cpus is LEAVE and (mems is LEAVE or mems is CLEAR):

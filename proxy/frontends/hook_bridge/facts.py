@@ -1,8 +1,8 @@
 """Build the facts for hooks from remembered objects and from the state.
 
-Nothing here is decoded that no hook reads, but for what must be a plain value at once: image and resources
-of a container that exists. Everything is made on the event loop and may be read from any thread. What a held
-call carries its front end reads (``proxy.frontends.hook_bridge.view``).
+Data is decoded only when a hook reads it, except for values that must be plain at once: image and resources
+of an existing container. Everything is created on the event loop and may be read from any thread. The front
+end reads the data of a held call (``proxy.frontends.hook_bridge.view``).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def hook_pod_facts(
 
     Args:
         pod: The pod as the engine knows it.
-        labels: The sandbox's.
-        annotations: The sandbox's.
+        labels: The labels of the sandbox.
+        annotations: The annotations of the sandbox.
         handler: Its runtime handler.
     """
     return PodFacts(
@@ -39,7 +39,7 @@ def hook_pod_facts(
         pod.namespace,
         pod.name,
         pod.attempt,
-        pod.qos._value_,  # ``value`` is a property, and takes several times as long
+        pod.qos._value_,  # ``value`` is a property, and several times as slow
         pod.kube_qos._value_,
         handler,
         pod.cgroup_parent,
@@ -53,8 +53,8 @@ def remembered_pod_facts(pod: Pod, known: RememberedPod | None) -> PodFacts:
 
     Args:
         pod: The pod as the engine knows it.
-        known: What is remembered of it, with what hooks set when its sandbox was created; None where nothing
-            is.
+        known: The remembered facts, including the fields that hooks set when its sandbox was created; None if
+            there are none.
     """
     if known is None:
         return hook_pod_facts(pod, {}, {})
@@ -66,7 +66,7 @@ def existing_facts(container: Container, known: RememberedContainer | None) -> C
 
     Args:
         container: The container as the engine knows it.
-        known: What is remembered of it; None where nothing is.
+        known: The remembered facts; None if there are none.
     """
     container_id = "" if container.phase is Phase.CREATING else container.id
     identity = container_id, container.name, container.attempt, container.phase.value
@@ -78,13 +78,13 @@ def existing_facts(container: Container, known: RememberedContainer | None) -> C
 
 
 def decision_of(state: NodeState, container: Container, owned_cpus: bool = False) -> Decision:
-    """Return what has been decided for a container.
+    """Return the decision for a container.
 
     Args:
         state: The node.
-        container: The container; it need not be in the state. One that is only observed owns nothing.
-        owned_cpus: Hooks may give CPUs that have owners: they choose from all that are online and that the
-            node does not keep for itself.
+        container: The container; it need not be in the state. A container that is only observed owns nothing.
+        owned_cpus: Hooks may assign CPUs that have owners: they choose from all CPUs that are online and not
+            reserved for the node.
     """
     placement, machine = container.placement, state.node.machine
     if not applies_to(state, container.pod):
@@ -120,7 +120,7 @@ def hook_pools(state: NodeState) -> Pools:
 
 
 def _own(placement: Placement, cpus: CpuSet) -> CpuSet:
-    """Return those of an owner's CPUs that it runs on: without what is offline, or left out by hooks."""
+    """Return the CPUs of an owner that it runs on: without those that are offline or that hooks left out."""
     return cpus & (
         placement.exclusive | placement.replacement if placement.replacement else placement.exclusive
     )

@@ -1,11 +1,11 @@
 """Maps and lists of a message that become plain values when a hook reads them.
 
-Most hooks read two or three things of a request that has a hundred. So a fact holds the message and knows
-how to read its part of it; the first look makes a dict or a tuple of the part and lets go of the message.
+Most hooks read two or three fields of a request that has a hundred. So a fact holds the message and a
+function that reads its part. The first access makes a dict or a tuple of the part, and drops the message.
 
-Hooks look from several threads, and a thread of a hook that hangs may be ended by an exception at any point,
-so there is no lock that it could keep for ever: two first reads at the same time read the part twice and find
-the same. A message that facts are read from is never changed.
+Hooks read from several threads, and an exception may end the thread of a hook that hangs at any point. So
+there is no lock, which such a thread could hold for ever: two first reads at the same time read the part
+twice and get equal values. A message from which facts are read is never changed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class _Lazy(Generic[_Values]):
         """Make a collection that is not read yet.
 
         Args:
-            load: Makes the values of ``origin``, a new dict or a tuple; it gives the same each time.
-            origin: What it is read from.
+            load: Makes the values of ``origin``, a new dict or a tuple; equal ones each time.
+            origin: The object to read from.
         """
         self._values: _Values | None = None
         self._load = load
@@ -39,7 +39,7 @@ class _Lazy(Generic[_Values]):
     def _all(self) -> _Values:
         values = self._values
         if values is None:
-            # Another thread may have read it meanwhile, and dropped the origin: check the values first.
+            # Another thread may have read it in the meantime, and dropped the origin: check the values again.
             origin = self._origin
             if (values := self._values) is None:
                 values = self._values = self._load(origin)

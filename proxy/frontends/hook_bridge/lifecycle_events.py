@@ -1,11 +1,11 @@
-"""The events that hooks are notified of afterwards, and what is remembered for them meanwhile.
+"""The events that hooks are notified of afterwards, and the facts that are remembered for them.
 
-Events come from the node's state, not from calls: a container that ends by itself has stopped, one that the
-runtime does not list any more is gone, and a create whose answer was lost has created what the list shows. So
-each event is sent once, whether a call caused it, a call that failed caused it anyway, or none did.
+Events come from the node's state, not from calls: a container that ends by itself has stopped, a container
+that the runtime does not list any more is gone, and a create whose answer was lost has created the listed
+container. So each event is sent once, whether a successful call, a failed call or no call caused it.
 
-Nothing is kept of what is gone (Koordinator's proxy forgets a container only with StopContainer, which
-kubelet never calls for one that has ended by itself: Koordinator v1.8.0
+The facts of a removed container are dropped. (Koordinator's proxy forgets a container only with
+StopContainer, which kubelet never calls for a container that has ended by itself: Koordinator v1.8.0
 pkg/runtimeproxy/resexecutor/cri/container.go, DeleteCheckpointIfNeed).
 """
 
@@ -60,9 +60,9 @@ class LifecycleEvents(Observer):
     """Follows the node for hooks.
 
     Attributes:
-        memory: What calls do not carry.
-        stopped: Sandboxes that have been stopped and are still there, by id.
-        sent: What is kept of creates that are at the runtime, by token.
+        memory: The facts that calls do not carry.
+        stopped: Sandboxes that have been stopped and still exist, by id.
+        sent: The data kept of creates that are at the runtime, by token.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class LifecycleEvents(Observer):
         Args:
             executor: The node.
             hooks: Calls the hooks.
-            resumed: Called when a node that was released is ours again: hooks were not notified meanwhile.
-            lacks: Called when there is something that came without a call, so that little is known of it.
-            learn: Looks up what is known of one sandbox or container.
-            owned_cpus: Hooks may give CPUs that have owners.
+            resumed: Called at the end of a release, during which hooks were not notified.
+            lacks: Called if a sandbox or container appeared without a call, so that few facts are known.
+            learn: Looks up the facts of one sandbox or container.
+            owned_cpus: Hooks may assign CPUs that have owners.
         """
         self._executor = executor
         self._hooks = hooks
@@ -110,7 +110,7 @@ class LifecycleEvents(Observer):
         return not self.memory.knows(target) or self.memory.pod(container.pod.sandbox_id) is None
 
     def find_pod(self, sandbox_id: str) -> Pod | None:
-        """Return an existing sandbox, also one that has been stopped."""
+        """Return an existing sandbox, even if it has been stopped."""
         return self._executor.state.pods.get(sandbox_id) or self.stopped.get(sandbox_id)
 
     def pod(self, pod: Pod) -> PodFacts:
@@ -123,11 +123,11 @@ class LifecycleEvents(Observer):
         return self.pod(pod), existing_facts(container, self.memory.container(container.id))
 
     def decision(self, container: Container) -> Decision:
-        """Return what is decided for a container."""
+        """Return the decision for a container."""
         return decision_of(self._executor.state, container, self._owned_cpus)
 
     def everything(self) -> Synchronize:
-        """Return the event with all that exists."""
+        """Return the event with the whole state of the node."""
         state = self._executor.state
         containers = [c for c in state.containers.values() if c.phase is not Phase.CREATING]
         pods = [*state.pods.values(), *self.stopped.values()]
@@ -139,7 +139,7 @@ class LifecycleEvents(Observer):
         )
 
     def learn(self, pods: bytes, containers: bytes, since: int) -> None:
-        """Learn from the runtime's lists about those that were created before there were hooks.
+        """Read the runtime's lists for sandboxes and containers that were created before there were hooks.
 
         Args:
             pods: A ListPodSandboxResponse.
@@ -168,13 +168,13 @@ class LifecycleEvents(Observer):
     # -- notifying ----------------------------------------------------------------------------------------
 
     def notify(self, kind: type[Point], make: Callable[[], Point]) -> None:
-        """Notify hooks of something, if any of them handles it."""
+        """Notify hooks of an event, if any of them handles its point."""
         executor = self._executor
         if kind.NAME not in self._hooks.points or executor.store.mode.in_release:
             return
         try:
             self._hooks.notify(make())
-        except Exception as error:  # noqa: BLE001  the node must not suffer because hooks are not notified
+        except Exception as error:  # noqa: BLE001  a failed notification must not affect the node
             executor.report_internal_error(error)
 
     def ran(self, pod: Pod, view: HookView) -> None:
@@ -198,7 +198,7 @@ class LifecycleEvents(Observer):
     ) -> None:
         self.notify(kind, lambda: kind(*self.facts(container), self.decision(container)))
 
-    # -- what happens on the node -------------------------------------------------------------------------
+    # -- events of the node -------------------------------------------------------------------------------
 
     def created(self, token: str, container: Container) -> None:
         """See ``Observer``."""
@@ -207,7 +207,7 @@ class LifecycleEvents(Observer):
             self.memory.created(container.id, request)
         self._notify(PostCreateContainer, container)
         if container.placement.pool is Pool.OWN:
-            self._compare_soon()  # its CPUs have an owner with an id now
+            self._compare_soon()  # the owner of its CPUs has an id now
 
     def failed(self, token: str) -> None:
         """See ``Observer``."""
@@ -268,14 +268,14 @@ class LifecycleEvents(Observer):
             self._lacks()
         self.sent = {token: request for token, request in self.sent.items() if token in state.containers}
 
-    # -- what changes on the node -------------------------------------------------------------------------
+    # -- changes of the machine and the pools -------------------------------------------------------------
 
     def changed(self, change: Change) -> None:
         """See ``Observer``."""
         self._compare_soon()
 
     def _compare_soon(self) -> None:
-        """Compare soon. What changes several times before the loop turns is one event."""
+        """Compare soon. Several changes before the loop's next turn are one event."""
         if not self._comparison_scheduled:
             self._comparison_scheduled = True
             asyncio.get_running_loop().call_soon(self._compare)
@@ -294,7 +294,7 @@ class LifecycleEvents(Observer):
 
 
 def _entries(kind: type[_Entry], raw: bytes) -> list[_Entry]:
-    """Read a list of the runtime's. What cannot be read is left out; comparisons report it."""
+    """Read a list of the runtime. Entries that cannot be read are left out; reconciles report them."""
     found: list[_Entry] = []
     for entry in pb.ListEntries.FromString(raw).entries:
         with contextlib.suppress(DecodeError):

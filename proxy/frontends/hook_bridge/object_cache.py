@@ -1,13 +1,13 @@
-"""What hooks see of a pod or a container and later calls do not carry: labels, annotations, the image...
+"""Facts of pods and containers for hooks that later calls do not carry: labels, annotations, the image...
 
-It is kept while there are hooks, and only as long as the pod or container exists. What was created earlier is
-read from the runtime's lists, which carry less (the runtimes keep no environment, command, mounts or devices
-there); what the ledger has of its resources is added when facts are made.
+They are kept while there are hooks, and only as long as the pod or container exists. Facts of earlier pods
+and containers are read from the runtime's lists, which have less (no environment, command, mounts or
+devices); the ledger's record of the resources is added when facts are created.
 
-Sizes are bounded: of a container the configuration is kept unchanged, if it is small; else its labels and
-annotations alone; and of these what is too large is left out, largest first. A small request is kept unread
-until a hook reads it: nothing is decoded in the path of a call. In which form a configuration is kept is
-for the front end that has it (``ContainerDetails``).
+Sizes are limited. A small configuration of a container is kept unchanged. Of a large one only the labels and
+annotations are kept, and if these are too large, the largest are left out first. A small request is kept
+undecoded until a hook reads it, so nothing is decoded in the path of a call. The front end decides in which
+form a configuration is kept (``ContainerDetails``).
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from proxy.frontends.hook_bridge.resources import NO_RESOURCES, merged
 from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
 
 CONTAINER_BYTES = 16 << 10
-"""The most that is kept of a container's configuration."""
+"""The largest size that is kept of a container's configuration."""
 POD_BYTES = 64 << 10
-"""The most that is kept of a pod's: users annotate pods, and Kubernetes lets them write 256 KiB."""
+"""The largest size that is kept of a pod's: users annotate pods, and Kubernetes allows 256 KiB."""
 _AROUND = 2
-"""The least bytes that an entry of a map takes besides its key and its value."""
+"""The fewest bytes that an entry of a map takes in addition to its key and its value."""
 _NO_TEXTS: Mapping[str, str] = {}
 ContainerIdentity: TypeAlias = tuple[str, str, int, str]
 """A container's id, name, attempt and phase."""
 
 
 class ContainerDetails(Protocol):
-    """What is kept of a container's configuration, in the form of the front end that has it."""
+    """The kept data of a container's configuration, in the form of its front end."""
 
     def facts(self, identity: ContainerIdentity, image: str, resources: Resources) -> ContainerFacts:
-        """Return the facts of the container, with what is not part of its configuration."""
+        """Return the facts of the container, including those that are not part of its configuration."""
 
 
 class PackedTexts(Struct, frozen=True):
-    """Labels, annotations and environment, as bytes: maps of them take several times the memory.
+    """Labels, annotations and environment as bytes: maps take several times as much memory.
 
     Attributes:
         raw: The three maps, packed.
@@ -120,7 +120,7 @@ class RememberedContainer(Struct, frozen=True):
     Attributes:
         image: Its image, as users name it.
         details: All of its configuration, or labels and annotations.
-        requested: What it requests altogether, as far as calls have passed.
+        requested: The merged requests of the calls that passed here.
         whole: Its create was among these calls.
     """
 
@@ -169,8 +169,8 @@ class ObjectCache:
 
         Args:
             container_id: The runtime's id.
-            container: Its request with the fields that hooks have set, without what the engine decided, which
-                the client did not request; or a function that reads it.
+            container: Its request with the fields that hooks have set, but without the engine's decision,
+                which the client did not request; or a function that reads it.
         """
         self._containers[container_id] = container
 
@@ -181,7 +181,7 @@ class ObjectCache:
             self._containers[container_id] = replace(known, requested=merged(known.requested, update))
 
     def listed(self, pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container]) -> None:
-        """Add from the runtime's lists what was created earlier."""
+        """Add the earlier sandboxes and containers from the runtime's lists."""
         for pod in pods:
             if pod.id not in self._pods:
                 texts = PackedTexts.of(POD_BYTES, pod.labels, pod.annotations)
@@ -194,19 +194,19 @@ class ObjectCache:
                 )
 
     def forget(self, *ids: str) -> None:
-        """Pods or containers are gone; unknown ids are fine."""
+        """Forget pods or containers that are gone; unknown ids are allowed."""
         for each in ids:
             self._pods.pop(each, None)
             self._containers.pop(each, None)
 
     def keep_only(self, pods: Collection[str], containers: Collection[str]) -> None:
-        """Forget all but those that are there."""
+        """Forget all except these, which exist."""
         self.forget(*(each for each in self._pods if each not in pods))
         self.forget(*(each for each in self._containers if each not in containers))
 
 
 def image_of(spec: pb.ImageSpec) -> str:
-    """Name an image as users do; kubelet resolves it and says what users wrote as well."""
+    """Return the image's name as users wrote it; kubelet sends it in addition to the resolved image."""
     return spec.user_specified_image or spec.image
 
 

@@ -1,11 +1,10 @@
-"""What is requested in CPUs and memory: from messages, from the ledger, and over several calls.
+"""Requested CPUs and memory: from messages, from the ledger, and merged over several calls.
 
-In a request, 0 or an empty text leaves a field unset; the runtime then leaves what it has. So what a
-container requests altogether is the content of its create, changed by that of each update. Koordinator keeps
-the same account (Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go,
-updateResourceByUpdateContainerResourceRequest), but takes only values above 0 of an update, so that a limit
-that was set can never be lifted by -1, and takes an ``oom_score_adj`` that was never set for 0
-(updateResource).
+In a request, 0 or an empty text leaves a field unset; the runtime then keeps its value. So the request of a
+container is the content of its create, changed by each update. Koordinator keeps the same record (Koordinator
+v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go, updateResourceByUpdateContainerResourceRequest). But it
+takes only values above 0 from an update, so a limit can never be lifted by -1, and it treats an
+``oom_score_adj`` that was never set as 0 (updateResource).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from proxy.model.workload import Request
 
 NO_RESOURCES = Resources()
 _SCALARS = tuple(each.name for each in fields(Resources))[:-2]
-"""All but the two maps."""
+"""All fields except the two maps."""
 _PAGES = re.compile(r"hugepages-([0-9]+)([KMGT])i")
 
 
@@ -42,7 +41,7 @@ def resources_of(message: pb.LinuxContainerResources | hook_pb.LinuxContainerRes
 
 
 def recorded(request: Request) -> Resources:
-    """Return what the ledger knows of a container's request: all but oom_score_adj, swap and unified."""
+    """Return the ledger's record of a container's request: all but oom_score_adj, swap and unified."""
     pages = {name: size for resource, size in request.huge_pages if (name := _page_size(resource))}
     return Resources(
         cpu_period=request.cpu_period,
@@ -56,7 +55,7 @@ def recorded(request: Request) -> Resources:
 
 
 def merged(before: Resources, update: Resources) -> Resources:
-    """Return what is requested after an update: what the update sets, and the previous values of the rest."""
+    """Return the request after an update: the fields that the update sets, and the previous other fields."""
     pages, unified = (
         {**before.hugepage_limits, **update.hugepage_limits},
         {**before.unified, **update.unified},
@@ -74,6 +73,6 @@ def _unified(message: pb.LinuxContainerResources | hook_pb.LinuxContainerResourc
 
 
 def _page_size(resource: str) -> str:
-    """Write a size as cgroup files do: ``2MB`` for ``hugepages-2Mi``; empty for what is no size."""
+    """Write a size as cgroup files do: ``2MB`` for ``hugepages-2Mi``; empty for a text that is no size."""
     match = _PAGES.fullmatch(resource)
     return f"{match[1]}{match[2]}B" if match else ""

@@ -1,9 +1,9 @@
 """Keep the UpdateContainerResources calls of one container in order while hooks are called for them.
 
-Without hooks, updates go to the runtime as they come. A hook that takes longer for the first than for the
-second must not reverse them: the last request is to be in effect. So where hooks do not answer at once, the
-later updates of the container wait in a queue, each until the previous one has been forwarded or has ended.
-That is as long as hooks may take, and no call of another container waits.
+Without hooks, updates go to the runtime as they come. A hook that takes longer for the first update than for
+the second must not reverse them: the last request must be in effect. So if hooks do not answer at once, later
+updates of the container wait in a queue, each until the previous one has been forwarded or has ended. They
+wait at most as long as hooks may take, and no call of another container waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from proxy.model.workload import Phase
 
 
 class _Waiting(Struct, frozen=True):
-    """Hooks that have not answered yet, and what is done when they have."""
+    """Hooks that have not answered yet, and the function to call when they have."""
 
     answers: Answers
     go: Decided
@@ -35,7 +35,7 @@ class UpdateQueue:
         self._dispatcher = dispatcher
         self._executor = dispatcher.executor
         self._last: dict[str, asyncio.Future[None]] = {}
-        """The last in line of each container that has a line."""
+        """The last update in the queue of each container that has a queue."""
 
     def update(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
         """Call hooks for an update when its turn comes."""
@@ -49,7 +49,7 @@ class UpdateQueue:
     def _in_line(
         self, call: UndecidedCall, container_id: str, go: Handle, answers: _Waiting | None
     ) -> Coroutine[object, object, None]:
-        """Enter the queue now; returns what is to be awaited."""
+        """Enter the queue now; return the coroutine to await."""
         before, finished = self._last.get(container_id), asyncio.get_running_loop().create_future()
         self._last[container_id] = finished
 
@@ -73,7 +73,7 @@ class UpdateQueue:
         return waiting()
 
     def _call_hooks(self, call: UndecidedCall, container_id: str, go: Handle) -> _Waiting | None:
-        """Call hooks for an update; returns what is to be waited for, None where it has gone on."""
+        """Call hooks for an update; return the answers to wait for, or None if the call has continued."""
         container = self._executor.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED:
             go(call)

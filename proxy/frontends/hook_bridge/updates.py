@@ -1,12 +1,12 @@
 """Apply the updates that hooks request for other containers, independently of held calls.
 
 At most ``MOST`` containers wait; for each field only the newest value is kept. At most ``PER_SECOND`` updates
-are applied a second. CPUs narrow the container's placement, and the kernel follows as it does when pools
-change; the other fields are sent in one UpdateContainerResources of our own, which carries the container's
-CPUs as all of them do. While a call for the container is at the runtime, its updates wait: the last one would
-be in effect, and it would be unknown which one that was.
+are applied per second. CPUs narrow the container's placement, and the kernel's cpuset follows as when pools
+change. The other fields are sent in one UpdateContainerResources of our own, which carries the container's
+CPUs as all our updates do. While a call for the container is at the runtime, its updates wait: otherwise it
+would be unknown which of the two was the last one, which is in effect.
 
-There are no answers: what cannot be done is reported in ``problems``.
+There are no answers: updates that are impossible are reported in ``problems``.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
 
 MOST: Final = 256
-"""This many containers may have updates that wait."""
+"""This many containers may have waiting updates."""
 PER_SECOND: Final = 50
 UPDATE_TIMEOUT_S: Final = 10.0
-"""So long an update waits for calls that are at the runtime, and for a runtime that does not answer."""
+"""How long an update waits for calls at the runtime, and for a runtime that does not answer."""
 _LIMITS: Final = Limits.__struct_fields__[:-1]
-"""All but ``unified``."""
+"""All fields except ``unified``."""
 
 _NOT_REQUESTED: Final = {"cpu_period": 100_000, "cpu_quota": -1, "cpu_shares": 1024, "oom_score_adj": 0}
-"""What a container has where nothing was requested; of memory no limit (-1)."""
+"""The values of a container if nothing was requested; for memory no limit (-1)."""
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """What is wanted of one container.
+    """The updates that wait for one container.
 
     Attributes:
-        since: When any of it was requested last.
+        since: The time of the last request.
         fields: Field to value.
         unified: Files of cgroup v2.
         by: Field to hook.
@@ -77,14 +77,14 @@ def _values(wanted: _Wanted) -> dict[str, Any]:
 
 
 class Updates:
-    """Carries out what hooks want of containers."""
+    """Applies the updates that hooks request for containers."""
 
     def __init__(self, executor: NodeExecutor, *, owned_cpus: bool = False) -> None:
         """Wait for updates.
 
         Args:
             executor: The node.
-            owned_cpus: Hooks may give CPUs that have owners.
+            owned_cpus: Hooks may assign CPUs that have owners.
         """
         self._executor = executor
         self._owned_cpus = owned_cpus
@@ -96,7 +96,7 @@ class Updates:
         """Queue the updates that hooks request.
 
         Args:
-            updates: Container's id to what is wanted of it.
+            updates: Container's id to its update.
             owners: Field (``updates[id].cpus``) to the hook that has set it.
         """
         now = self._executor.clock()
@@ -124,7 +124,7 @@ class Updates:
                 wanted = self._waiting.pop(container_id)
                 try:
                     again = await self._one(container_id, wanted)
-                except Exception as error:  # noqa: BLE001  one odd container must not stop the others
+                except Exception as error:  # noqa: BLE001  one failing container must not stop the others
                     self._executor.report_internal_error(error)
                     again = False
                 if again:
@@ -134,7 +134,7 @@ class Updates:
             self._runs = False
 
     def _put_back(self, container_id: str, wanted: _Wanted) -> None:
-        """Queue it again, behind the others; requests that came meanwhile are newer."""
+        """Queue the container again, behind the others; requests that came in the meantime are newer."""
         newer = self._waiting.pop(container_id, None)
         if newer is not None:
             wanted.since = newer.since
@@ -144,7 +144,7 @@ class Updates:
         self._waiting[container_id] = wanted
 
     async def _one(self, container_id: str, wanted: _Wanted) -> bool:
-        """Perform the updates of one container; returns whether that has to wait longer."""
+        """Apply the updates of one container; return whether they have to wait longer."""
         executor = self._executor
         if (container := self._find(container_id, wanted.by)) is None:
             return False
@@ -189,10 +189,10 @@ class Updates:
             executor.telemetry.problem("cannot narrow a container as hooks request", reason=problem)
 
     async def _send(self, container_id: str, wanted: _Wanted) -> None:
-        """Send the runtime what is wanted of a container.
+        """Send a container's updates to the runtime.
 
         Raises:
-            UnavailableError, RuntimeCallError: It does not take it.
+            UnavailableError, RuntimeCallError: The runtime does not accept them.
         """
         executor = self._executor
         fencing = executor.unit_properties.fencing
@@ -206,7 +206,7 @@ class Updates:
             raise UnavailableError("the plan is not applied to its pod any more")
         want, values = executor.state.desired_cpus(container), _values(wanted)
         quota, former_quota = values.pop("cpu_quota", 0), quota_record(executor.state, container_id)
-        # A quota that is off stays off; what is wanted now is what will be put back.
+        # A quota that is off stays off; the value requested now is the one that will be restored.
         carried = executor.quotas.requested_by_hook(container, quota) or quota
         limits = Limits(cpu_quota=carried, unified=wanted.unified, **values)
         cpus: CpuSet | None = None if executor.state.node.erases(container.placement) else want
@@ -227,7 +227,7 @@ class Updates:
             executor.call_tracker.accepted(UpdateRequested(container_id, "", "", quota, limits.memory_limit))
             executor.telemetry.count(metrics.UPDATED_BY_HOOKS)
 
-    # -- containers, and what is wrong --------------------------------------------------------------------
+    # -- containers and problems --------------------------------------------------------------------------
 
     def _find(self, container_id: str, by: Mapping[str, str]) -> Container | None:
         container = self._executor.state.containers.get(container_id)

@@ -12,10 +12,10 @@ from proxy.model.workload import Pod
 
 
 class HookView(Protocol):
-    """A message, which never changes. What is read depends on the method that it is for."""
+    """A message, which never changes. Each method reads the message of one CRI method."""
 
     def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
-        """Read a RunPodSandbox: the pod, and what its containers request together.
+        """Read a RunPodSandbox: the pod, and the sum of its containers' requests.
 
         Args:
             pod: The pod as the engine knows it.
@@ -31,19 +31,19 @@ class HookView(Protocol):
         """Read the container of a CreateContainer."""
 
     def update(self) -> tuple[Resources, Mapping[str, str]]:
-        """Read an UpdateContainerResources: what is requested, and the annotations."""
+        """Read an UpdateContainerResources: the requested resources, and the annotations."""
 
     def grace(self) -> int:
         """Read the grace period of a StopContainer, in seconds."""
 
     def adjusted(self, adjustment: Adjustment) -> Any:
-        """Return the message with what hooks want; the message itself if that is nothing.
+        """Return the message with the changes of hooks; the message itself if there are none.
 
         CPUs and memory nodes are left to the engine.
 
         Raises:
-            HookError: Something in the adjustment cannot be written, or the message cannot be read.
+            HookError: A field of the adjustment cannot be written, or the message cannot be read.
         """
 
     def remembered(self) -> RememberedContainer | Callable[[], RememberedContainer]:
-        """Return what is kept of a CreateContainer, or a function that reads it when it is needed."""
+        """Return the data to keep of a CreateContainer, or a function that reads it when it is needed."""

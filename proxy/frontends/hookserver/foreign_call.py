@@ -30,8 +30,8 @@ class HookCallRefusedError(TopoproxyError):
 class ForeignCall:
     """A call that a peer will make after our answer. The body is the answer so far; subclasses add the rest.
 
-    Releasing it answers the peer, which then makes the call; ``answered``, ``over`` and ``lost`` are set by
-    what happened to it at the runtime.
+    To release it is to answer the peer, which then makes the call. ``answered``, ``over`` and ``lost`` report
+    what happened to the call at the runtime.
     """
 
     __slots__ = ("_flow", "_outcome", "body", "decided", "done", "method", "state")
@@ -53,7 +53,7 @@ class ForeignCall:
             The answer.
 
         Raises:
-            HookCallRefusedError: The call is not to be made.
+            HookCallRefusedError: The call is refused.
         """
         try:
             self._flow.request(self._held())
@@ -63,7 +63,7 @@ class ForeignCall:
             raise
 
     def _held(self) -> UndecidedCall:
-        # Of the methods that read, only those of the call's method are called.
+        # Of the methods that read, only those for the call's CRI method are called.
         return cast("UndecidedCall", self)
 
     # -- called by the code that decides ------------------------------------------------------------------
@@ -77,13 +77,13 @@ class ForeignCall:
         return self.body
 
     def release(self) -> None:
-        """Let the call continue; once decided nothing happens."""
+        """Let the call continue; do nothing if it is decided already."""
         self._answer(self.body)
 
     def _answer(self, body: Any) -> None:
         if not self.decided:
             self.decided = True
-            if not self._outcome.done():  # else it was cancelled in this turn, and ``lost`` follows
+            if not self._outcome.done():  # otherwise it was cancelled in this turn, and ``lost`` follows
                 self._outcome.set_result(body)
 
     def refuse(self, code: int, message: str) -> None:
@@ -96,7 +96,7 @@ class ForeignCall:
     # -- the outcome -------------------------------------------------------------------------------------
 
     def answered(self, created: str) -> None:
-        """The runtime has created what the call is about, under this id."""
+        """The runtime has created the sandbox or container of the call, with this id."""
         if not self.done:
             self._flow.answered(self._held(), created)
             self._end(0)
@@ -174,7 +174,7 @@ class ContainerCall(ForeignCall):
         return self.body.request.container_meta.id
 
     def create_request(self) -> ContainerCall:
-        """Read a create: its parts are those of the call."""
+        """Read a create: the call itself has its parts."""
         return self
 
     def pod(self, bounds: Bounds) -> Pod:

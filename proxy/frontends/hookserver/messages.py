@@ -1,10 +1,10 @@
 """Koordinator's hook messages: answers, and the values that are read from them.
 
-An answer is the request again, with what has been decided: a server that leaves something out would have the
-peer erase it (Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource: cpusets are
-always replaced, an ``oom_score_adj`` of 0 counts). What the protocol has no field for, such as mounts, is not
-passed on, and is named. A key of a map cannot be removed either, since the peer adds the maps that it gets to
-those that it has.
+An answer repeats the request, with the decision: if a server left a field out, the peer would erase it
+(Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource: cpusets are always replaced, an
+``oom_score_adj`` of 0 counts). Changes for which the protocol has no field, such as mounts, are not passed
+on, and are reported. A key of a map cannot be removed either, because the peer adds the maps that it gets to
+its own.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class SandboxReply(Struct, frozen=True):
         return _pod("", *pod, bounds, total)
 
     def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
-        """Read the pod, and what its containers request together."""
+        """Read the pod, and the sum of its containers' requests."""
         labels, annotations = dict(self.answer.labels), dict(self.answer.annotations)
         facts = hook_pod_facts(pod, labels, annotations, self.request.runtime_handler)
         return facts, resources_of(self.request.resources)
 
     def adjusted(self, adjustment: Adjustment) -> SandboxReply:
-        """Return the answer with what hooks want."""
+        """Return the answer with the changes of hooks."""
         if not adjustment:
             return self
         answer, parent = _copy(self.answer), adjustment.cgroup_parent
@@ -87,7 +87,7 @@ class ContainerReply(Struct, frozen=True):
     Attributes:
         request: The request.
         answer: The answer.
-        resources: What the client requests, changed by hooks.
+        resources: The client's request, changed by hooks.
         lost: Fields that hooks want to change and that the answer cannot change.
     """
 
@@ -114,17 +114,17 @@ class ContainerReply(Struct, frozen=True):
         )
 
     def update(self) -> tuple[Resources, Mapping[str, str]]:
-        """Read what is requested, and the annotations."""
+        """Read the requested resources, and the annotations."""
         return resources_of(self.resources), dict(self.answer.container_annotations)
 
     def remembered(self) -> RememberedContainer:
-        """Return what is kept of a create."""
+        """Return the data to keep of a create."""
         seen = self.container()
         texts = PackedTexts.of(CONTAINER_BYTES, seen.labels, seen.annotations, seen.envs)
         return RememberedContainer(seen.image, texts, merged(NO_RESOURCES, seen.resources), whole=True)
 
     def adjusted(self, adjustment: Adjustment) -> ContainerReply:
-        """Return the answer with what hooks want, as far as it has fields for that."""
+        """Return the answer with those changes of hooks for which it has fields."""
         if not adjustment:
             return self
         answer, requested = _copy(self.answer), _copy(self.resources)
@@ -138,7 +138,7 @@ class ContainerReply(Struct, frozen=True):
         lost += _lost("unified", adjustment.unified, answer.container_resources.unified)
         return ContainerReply(self.request, answer, requested, (*self.lost, *lost))
 
-    # -- what is decided ----------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------
 
     def placed(self, cpus: CpuSet | None, mems: Mask | None, quota: int) -> ContainerReply:
         """Return the answer with a decision; as ``UndecidedCall.place``."""
@@ -187,13 +187,14 @@ def container_reply(request: pb.ContainerResourceHookRequest) -> ContainerReply:
 def update_reply(request: pb.ContainerResourceHookRequest, *, quota: bool) -> ContainerReply:
     """Begin an answer about an update.
 
-    The peer sends everything that was ever set, so the sets in it are as likely ours as the client's
-    (updateResourceByUpdateContainerResourceRequest in the same file). They are left out of what is requested:
-    nothing depends on them, and they must not count as the client's request.
+    The peer sends every value that was ever set, so the cpusets in the request may be ours or the client's
+    (updateResourceByUpdateContainerResourceRequest in the same file). They are left out of the requested
+    resources: nothing depends on them, and they must not count as the client's request.
 
     Args:
         request: The request.
-        quota: Whether a quota of -1 is the client's own; else it is topoproxy's answer, and left out too.
+        quota: Whether a quota of -1 is the client's own; otherwise it is topoproxy's answer, and left out
+            too.
     """
     resources = _copy(request.container_resources)
     resources.cpuset_cpus = resources.cpuset_mems = ""
@@ -206,7 +207,7 @@ def update_reply(request: pb.ContainerResourceHookRequest, *, quota: bool) -> Co
 
 
 def pod_of(request: pb.ContainerResourceHookRequest, sandbox_id: str, attempt: int, bounds: Bounds) -> Pod:
-    """Read the pod of a container; the request names it by its uid, and never its sandbox."""
+    """Read the pod of a container; the request contains its uid, but never its sandbox."""
     total = request.pod_resources if request.HasField("pod_resources") else None
     pod = request.pod_meta, attempt, request.pod_labels, request.pod_annotations, request.pod_cgroup_parent
     return _pod(sandbox_id, *pod, bounds, total)
@@ -228,12 +229,12 @@ def _pod(
 
 
 def total_of(resources: pb.LinuxContainerResources) -> Request:
-    """Read what the containers of a pod request together."""
+    """Read the sum of the requests of a pod's containers."""
     return Request(resources.cpu_shares, resources.cpu_quota, resources.cpu_period)
 
 
 def request_of(resources: pb.LinuxContainerResources) -> Request:
-    """Read what is requested."""
+    """Read the requested resources."""
     pages = resources.hugepage_limits[:SIZES_LIMIT]
     return Request(
         resources.cpu_shares,
@@ -261,13 +262,13 @@ def _set(into: MutableMapping[str, str], wanted: Mapping[str, Any]) -> None:
 
 
 def _lost(name: str, wanted: Mapping[str, Any], answered: Mapping[str, str]) -> list[str]:
-    """Return the keys of a map that differ in the answer from what hooks want."""
+    """Return the keys of a map whose values in the answer differ from those that hooks set."""
     values = dict(answered) if wanted else {}
     return [f"{name}[{key}]" for key, value in wanted.items() if values.get(key, CLEAR) != value]
 
 
 def _adjust(resources: pb.LinuxContainerResources, adjustment: Adjustment) -> None:
-    """Set what hooks want; of CPUs and memory nodes only that those of the client do not count."""
+    """Set the fields of hooks; for CPUs and memory nodes, only clear those of the client."""
     for field, name in NUMBERS.items():
         if (value := getattr(adjustment, field)) is not LEAVE:
             setattr(resources, name, 0 if value is CLEAR else value)

@@ -1,12 +1,12 @@
 """Calls that the peer makes to the runtime after we have answered it.
 
-Theory. A call that passes through us ends with an answer that we see. A peer's call ends elsewhere, so each
+Theory. A call that passes through us ends with an answer that we see. A peer's call ends elsewhere. So each
 is remembered, and resolved by the first of these events:
 
 - a later request that names its result: a start names the container that a create has created;
-- the runtime's own list, which is polled while a call is pending, at short intervals at first;
-- a timeout. Then the call is lost, like one whose client disconnected (``uncertain``): the CPUs that
-  it took are returned, unless the list shows that it succeeded after all. A container that appears later is
+- the runtime's own list, which is polled while a call is pending, at first at short intervals;
+- a timeout. Then the call is lost, like a call whose client disconnected (``uncertain``): the CPUs that it
+  reserved are freed, unless the list shows that it succeeded after all. A container that appears later is
   adopted like any container created without us, and gets its CPUs before its start.
 
 A repeated request replaces the pending one: the peer makes one call at a time.
@@ -31,9 +31,9 @@ from proxy.model.workload import Phase
 POD_TIMEOUT_S, CREATE_TIMEOUT_S, START_TIMEOUT_S = 120.0, 30.0, 10.0
 """How long a call may be pending: a network plugin may take a minute, a busy disk some seconds."""
 POLLS = Backoff(0.3, 2.0)
-"""Seconds between two readings of the runtime's list."""
+"""Seconds between two queries of the runtime's list."""
 LIMIT = 512
-"""The number of calls of a kind that are remembered; the oldest are lost first."""
+"""The number of calls of one kind that are remembered; the oldest are lost first."""
 
 K = TypeVar("K")
 
@@ -68,7 +68,7 @@ class Calls(Generic[K]):
             before.call.lost()
 
     def take(self, key: K) -> ForeignCall | None:
-        """Return a call, which is resolved with that; None where there is none."""
+        """Return a call, which is then resolved; None if there is none."""
         entry = self._open.pop(key, None)
         return None if entry is None else entry.call
 
@@ -114,7 +114,7 @@ class PendingCalls:
         self._woken.set()
 
     async def run(self) -> None:
-        """Look for the outcome of what is pending, without end."""
+        """Look for the outcome of pending calls until cancelled."""
         looks = RetryDelays(POLLS)
         while True:
             if not (self.pods or self.creates or self.starts):

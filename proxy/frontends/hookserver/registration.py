@@ -24,12 +24,12 @@ STAGES: Final = (
 
 
 def registration(config: Config) -> str:
-    """Return what is to be written into the peer's directory, as ``topoproxy.json``.
+    """Return the content of the file ``topoproxy.json`` in the peer's directory.
 
     The policy is Fail: a container that we have refused or not placed must not run anywhere.
 
     Raises:
-        ConfigError: Nothing is served.
+        ConfigError: The protocol is not served.
     """
     socket = config.hooks.serve
     if socket is None:

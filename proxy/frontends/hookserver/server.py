@@ -1,8 +1,8 @@
 """The gRPC server: a few threads that read and write; the event loop computes the answers.
 
-Nothing of gRPC is on the event loop: a thread hands each request over and waits, no longer than the client
-does, and never longer than hooks of one call may take together. A client that goes away while its request is
-being decided ends that.
+No part of gRPC runs on the event loop: a thread hands each request over and waits, no longer than the client
+waits, and never longer than all hooks of one call may take together. If a client disconnects while its
+request is being decided, the decision is cancelled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 THREADS, AT_ONCE = 8, 256
-"""Requests that are answered at a time, and those that may wait with them; others are refused."""
+"""Requests that are answered at a time, and requests that may wait; others are refused."""
 SIZE = 16 << 20
 """Largest message in bytes, as kubelet's."""
 STOP_S = 1.0
@@ -88,8 +88,8 @@ class HookServerRunner:
         self._executor.telemetry.event("listening as a hook server", path=self.path)
 
     async def stop(self) -> None:
-        """Stop listening. What is in progress is found again after a start, as after a crash."""
-        self._server.socket.wanted = False  # also for an opening that is under way in its thread
+        """Stop listening. Calls in progress are found again after a start, as after a crash."""
+        self._server.socket.wanted = False  # also stops an attempt to open it that is in progress in a thread
         await asyncio.to_thread(self._server.socket.close)
         self.listening = False
         if self._task is not None:
@@ -158,7 +158,7 @@ class Server:
     def _thread(
         self, name: str, kind: type[Any], answer: Answer
     ) -> Callable[[bytes, grpc.ServicerContext], Any]:
-        """Return what a thread of the server does with a request."""
+        """Return the function that a thread of the server calls with a request."""
 
         def ask(content: bytes, context: grpc.ServicerContext) -> Any:
             try:
@@ -189,7 +189,7 @@ class Server:
     def _undecodable(self, name: str, error: DecodeError) -> None:
         """Count and report a request that cannot be decoded; runs in a thread.
 
-        Strings that are not UTF-8 are not replaced, as elsewhere: the answer repeats what was requested.
+        Unlike elsewhere, strings that are not UTF-8 are not replaced, because the answer repeats the request.
         """
         telemetry = self._executor.telemetry
         telemetry.count(metrics.HOOK_SERVER_REQUESTS)
@@ -214,13 +214,13 @@ class Server:
                 "cannot answer a hook request in time", method=name, seconds=round(limit, 3)
             )
             raise HookCallRefusedError(GrpcStatus.DEADLINE_EXCEEDED, message) from None
-        except Exception as error:  # noqa: BLE001  the node must not suffer from an internal error
+        except Exception as error:  # noqa: BLE001  an internal error must not affect the node
             executor.report_internal_error(error)
             executor.reconcile_requested.set()
             return self._answer_after_error(name, request, error)
 
     def _answer_after_error(self, name: str, request: Any, error: Exception) -> Any:
-        """Answer after an internal error: as it is, unless the container would rather not run."""
+        """Answer after an internal error: without changes, unless the container must not run unplaced."""
         if isinstance(request, pb.PodSandboxHookRequest):
             return pod_echo(request)
         if name == "PreCreateContainerHook" and self._servicer.must_be_placed(request):

@@ -1,8 +1,8 @@
 """The seven requests of Koordinator's protocol, answered on the event loop.
 
-Those before a call are decided by the same code as calls that pass through us (``CallFlow``), and may be
-refused. Those after a call only make us query the runtime, as the peer sends them after failed calls, too
-(Koordinator v1.8.0 pkg/runtimeproxy/server/cri/criserver.go, InterceptRuntimeRequest).
+The requests before a call are decided by the same code as calls that pass through us (``CallFlow``), and may
+be refused. The requests after a call only make us query the runtime, because the peer also sends them after
+failed calls (Koordinator v1.8.0 pkg/runtimeproxy/server/cri/criserver.go, InterceptRuntimeRequest).
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ Container = pb.ContainerResourceHookRequest
 ContainerAnswer = pb.ContainerResourceHookResponse
 
 RETRY, TRIES = Backoff(0.1, 0.4), 4
-"""So often, and with such pauses in seconds, a sandbox is looked for that is not listed yet."""
+"""The pauses in seconds, and the number of attempts, to find a sandbox that is not listed yet."""
 
 
 class RuntimeLookup:
-    """Queries the runtime for what a request does not name."""
+    """Queries the runtime for facts that a request lacks."""
 
     def __init__(self, executor: NodeExecutor, pending: PendingCalls) -> None:
         self._executor = executor
         self._pending = pending
 
     def sandboxes(self, uid: str) -> list[str]:
-        """Return the sandboxes of a pod that are known by their ids."""
+        """Return the ids of a pod's known sandboxes."""
         executor = self._executor
         arriving = executor.state.runtime.arriving
         return [i for i, pod in executor.state.pods.items() if pod.uid == uid != "" and i not in arriving]
@@ -60,7 +60,7 @@ class RuntimeLookup:
         """Find the sandbox that a container is about to be created in: the pod's newest one that is ready.
 
         Returns:
-            Its id and attempt; None where there is none.
+            Its id and attempt; None if there is none.
 
         Raises:
             UnavailableError, RuntimeCallError: The runtime does not answer.
@@ -85,7 +85,7 @@ class RuntimeLookup:
     async def name(self, container_id: str) -> None:
         """Identify the container that the peer names, if it was created after an answer of topoproxy.
 
-        The peer's own data show what the runtime has saved for it.
+        The peer's own data show the cpuset that the runtime has saved for it.
         """
         executor = self._executor
         if container_id not in executor.state.containers and self._pending.creates:
@@ -143,7 +143,7 @@ class Servicer:
         """A sandbox is about to be created.
 
         Raises:
-            HookCallRefusedError: It is not to be.
+            HookCallRefusedError: It must not be created.
         """
         call = SandboxCall(self._flow, "RunPodSandbox", SandboxReply(request, pod_echo(request)))
         reply: SandboxReply = await call.decide()
@@ -161,7 +161,7 @@ class Servicer:
         return reply.answer
 
     async def post_stop_pod_sandbox(self, request: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
-        """A sandbox was stopped, or was not: the runtime knows."""
+        """A stop of a sandbox has ended, perhaps with an error: query the runtime."""
         executor = self._executor
         ours = self._find.sandboxes(request.pod_meta.uid)
         if ours:
@@ -181,7 +181,7 @@ class Servicer:
         """A container is about to be created: it gets its CPUs, which are free when this returns.
 
         Raises:
-            HookCallRefusedError: It is not to be.
+            HookCallRefusedError: It must not be created.
         """
         if self._executor.store.mode.in_release:
             return container_echo(request)  # the node is released
@@ -200,7 +200,7 @@ class Servicer:
         return reply.answer
 
     def _report_lost(self, request: Container, reply: ContainerReply) -> None:
-        """Report what hooks want of a container and the answer cannot carry."""
+        """Report the changes of hooks that the answer cannot carry."""
         if reply.lost:
             self._executor.telemetry.problem(
                 "cannot change a container: Koordinator's hook protocol has no fields for it",
@@ -210,7 +210,7 @@ class Servicer:
             )
 
     def _delegate(self, call: ContainerCall, answer: ContainerAnswer) -> None:
-        """The create is the peer's from here on."""
+        """Hand the create over to the peer, which makes it now."""
         if isinstance(call.state, CallContext):
             sent = answer.container_resources
             self._executor.store.handle(
@@ -222,10 +222,10 @@ class Servicer:
             call.lost()
 
     async def pre_start_container(self, request: Container) -> ContainerAnswer:
-        """A container is about to be started: the runtime has today's set for it when this returns.
+        """A container is about to be started: the runtime has its current cpuset when this returns.
 
         Raises:
-            HookCallRefusedError: It is not to be.
+            HookCallRefusedError: It must not be started.
         """
         container_id = request.container_meta.id
         if container_id:
@@ -240,7 +240,7 @@ class Servicer:
         return container_echo(request)
 
     async def post_start_container(self, request: Container) -> ContainerAnswer:
-        """A container was started, or was not: the runtime knows."""
+        """A start of a container has ended, perhaps with an error: query the runtime."""
         container_id = request.container_meta.id
         if container_id in self.pending.starts or container_id in self._executor.state.containers:
             seen = await self._find.list_container(container_id)
@@ -261,7 +261,7 @@ class Servicer:
         """A container's resources are about to be changed; its CPUs are decided here.
 
         Raises:
-            HookCallRefusedError: They are not to be.
+            HookCallRefusedError: They must not be changed.
         """
         container_id = request.container_meta.id
         if not container_id:
@@ -277,7 +277,7 @@ class Servicer:
         return reply.answer
 
     async def post_stop_container(self, request: Container) -> ContainerAnswer:
-        """A container was stopped, or was not: the runtime knows."""
+        """A stop of a container has ended, perhaps with an error: query the runtime."""
         container_id = request.container_meta.id
         if container_id in self._executor.state.containers:
             seen = await self._find.list_container(container_id)
@@ -287,7 +287,7 @@ class Servicer:
                 self._executor.reconcile_requested.set()
         return container_echo(request)
 
-    # -- where nothing can be decided ---------------------------------------------------------------------
+    # -- requests that cannot be decided ------------------------------------------------------------------
 
     def _undecided(self, request: Container, reason: str) -> ContainerAnswer:
         """Forward a create unchanged, unless its pod must not run unplaced."""

@@ -1,28 +1,28 @@
-"""The gRPC server of the pod-resources API. A few threads answer; the event loop has no part in it.
+"""The gRPC server of the pod-resources API. A few threads answer, without the event loop.
 
-A thread reads the newest state of the node, which is a value, and queries kubelet where that is configured.
-So a slow kubelet delays these answers and no call of the CRI. Where kubelet does not answer, the request
+A thread reads the newest state of the node, which is an immutable value, and queries kubelet if that is
+configured. So a slow kubelet delays these answers, but no CRI call. If kubelet does not answer, the request
 fails: an answer without devices would claim that no container has any.
 
 The rules of the answers are kubelet's (kubernetes v1.35 pkg/kubelet/apis/podresources/server_v1.go and
 pkg/kubelet/cm/container_manager_linux.go):
 
-- All pods are listed whose sandbox exists, with app containers and sidecars. Init containers are left out
-  where kubelet reports which they are.
-- Of several pods with one namespace and name, the newest is listed: the others were deleted, and only end.
+- All pods are listed whose sandbox exists, with app containers and sidecars. Init containers are left out if
+  kubelet reports which containers they are.
+- Of several pods with one namespace and name, the newest is listed: the others were deleted and are ending.
 - ``cpu_ids`` are exclusive CPUs; a container of a pool has none. ``memory`` are blocks of the static memory
   manager.
-- Allocatable is what can be assigned at all, not what is free: all CPUs without the reserved ones.
+- Allocatable resources are those that can be assigned, whether free or not: all CPUs except reserved ones.
 
-Only what is applied is reported as ours. For a pod to which the plan is not applied, and for the whole node
-in mode ``observe`` and after a release, kubelet's own answer is passed on as it is; without one, such a pod
-has neither CPUs nor memory. Claims and fields that our messages do not declare are always those of kubelet's
-answer.
+Only placements that are applied are reported as ours. For a pod to which the plan is not applied, and for the
+whole node in mode ``observe`` and after a release, kubelet's own answer is passed on unchanged; without such
+an answer, the pod has neither CPUs nor memory. Claims, and fields that our messages do not declare, are
+always those of kubelet's answer.
 
-Devices are kubelet's and those of plug-ins that registered with topoproxy: each manager has its own
-resources. As at kubelet there is one entry for each device and NUMA node. Those that a container holds are
-listed in any mode, as the container has them. They are listed from admission until the pod is gone, as at
-kubelet: also before the container is created, and between two attempts of it.
+The devices are those of kubelet and those of plug-ins that registered with topoproxy: each manager has its
+own resources. As in kubelet, there is one entry for each device and NUMA node. The devices that a container
+holds are listed in every mode, because the container has them. As in kubelet, they are listed from admission
+until the pod is gone, even before the container is created and between two attempts of it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 SERVICE: Final = "v1.PodResourcesLister"
 THREADS, AT_ONCE = 4, 64
-"""Requests that are answered at a time, and those that may wait with them; others are refused."""
+"""Requests that are answered at a time, and requests that may wait; others are refused."""
 STOP_S: Final = 0.5
 
 _Name = tuple[str, str]
@@ -67,7 +67,7 @@ def pods_answer(state: NodeState, kubelet: pb.ListPodResourcesResponse | None) -
 
     Args:
         state: The node.
-        kubelet: What kubelet answers; None where it is not queried. It is not changed.
+        kubelet: kubelet's answer, which is not changed; None if kubelet is not queried.
     """
     answer = pb.ListPodResourcesResponse()
     if kubelet is not None:
@@ -119,7 +119,7 @@ def allocatable_answer(
 
 
 def _pods(state: NodeState) -> dict[_Name, Pod]:
-    """Return the pod of each name: the newest one that has a sandbox, as its newest sandbox has it."""
+    """Return the pod of each name: the newest one that has a sandbox, with its newest sandbox."""
     superseded = state.runtime.superseded
     oldest_first = sorted(
         state.pods.values(), key=lambda pod: (pod.key not in superseded, pod.attempt, pod.sandbox_id)
@@ -140,7 +140,7 @@ def _containers(state: NodeState) -> dict[str, dict[str, Container]]:
 
 
 def _listed_names(pod: Pod, existing: Iterable[str]) -> Iterable[str]:
-    """Return the containers of a pod that are listed: those of its spec, where it is known."""
+    """Return the containers of a pod that are listed: those of its spec, if it is known."""
     if pod.requests is None:
         return sorted(existing)
     return [container.name for container in pod.requests.of(ContainerKind.SIDECAR, ContainerKind.APP)]
@@ -152,7 +152,7 @@ def _is_applied(state: NodeState, container: Container) -> bool:
 
 
 def _fill(entry: pb.ContainerResources, state: NodeState, placement: Placement) -> None:
-    """Set the CPUs of a container, and its memory where we count it."""
+    """Set the CPUs of a container, and its memory if we account for it."""
     entry.cpu_ids[:] = _exclusive(state, placement)
     if state.memory is not None:
         del entry.memory[:]
@@ -160,7 +160,7 @@ def _fill(entry: pb.ContainerResources, state: NodeState, placement: Placement) 
 
 
 def _add_devices(entry: pb.ContainerResources, state: NodeState, held: Mapping[str, frozenset[str]]) -> None:
-    """Add the devices that a container holds here, in place of those of kubelet that have the same resource.
+    """Add the devices that a container holds here; they replace those of kubelet for the same resource.
 
     kubelet still lists those that were read from its checkpoint.
 
@@ -258,8 +258,8 @@ class PodResourcesServer:
 
         Args:
             path: Where to listen.
-            state: Returns the node as it is; None as long as its containers are not known.
-            kubelet: kubelet's own API; None where it is not queried.
+            state: Returns the current state; None as long as the containers of the node are unknown.
+            kubelet: kubelet's own API; None if it is not queried.
             telemetry: Counts requests.
         """
         self._state = state
@@ -302,7 +302,7 @@ class PodResourcesServer:
     def _answering(
         self, name: str, kind: type[Message], answer: Callable[[Any], Message]
     ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-        """Return what a thread does with a request: from bytes to bytes."""
+        """Return the function that a thread calls with a request: from bytes to bytes."""
 
         def answered(content: bytes, context: grpc.ServicerContext) -> bytes:
             self._telemetry.count(metrics.POD_RESOURCES_REQUESTS, method=name)
@@ -319,7 +319,7 @@ class PodResourcesServer:
         return answered
 
     def _list(self, _: pb.ListPodResourcesRequest) -> pb.ListPodResourcesResponse:
-        """Return all pods. As long as neither the state nor kubelet's answer changes, the list is the same.
+        """Return all pods. As long as neither the state nor kubelet's answer changes, the list is reused.
 
         Making a list of hundreds of pods takes milliseconds, during which the event loop may have to wait.
         """
@@ -335,7 +335,7 @@ class PodResourcesServer:
         for pod in self._list(pb.ListPodResourcesRequest()).pod_resources:
             if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
                 return pb.GetPodResourcesResponse(pod_resources=pod)
-        # kubelet's words, and its code: an error of Go without a status is UNKNOWN.
+        # kubelet's text, and its code: an error of Go without a status is UNKNOWN.
         message = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
         raise ListerRefusedError(GrpcStatus.UNKNOWN, message)
 
@@ -383,7 +383,7 @@ class RequestLimit:
         self._tokens, self._filled = float(BURST), clock()
 
     def allows(self) -> bool:
-        """Take a token; False where there is none."""
+        """Take a token; return False if there is none."""
         with self._lock:
             now = self._clock()
             self._tokens = min(BURST, self._tokens + (now - self._filled) * PER_SECOND)

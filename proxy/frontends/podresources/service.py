@@ -1,4 +1,4 @@
-"""The pod-resources API as the daemon starts and stops it."""
+"""The service of the pod-resources API, which the daemon starts and stops."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class PodResourcesService:
         """Prepare; nothing is opened yet.
 
         Args:
-            path: Where to listen. Its directory is made, if the one above it exists.
+            path: Where to listen. Its directory is created if the directory above it exists.
             executor: The node.
-            kubelet: kubelet's own API; None where it is not queried.
+            kubelet: kubelet's own API; None if it is not queried.
         """
         self._path = path
         self._executor = executor
@@ -62,5 +62,5 @@ class PodResourcesService:
 
     async def stop(self) -> None:
         """Stop listening."""
-        self._server.socket.wanted = False  # also for an opening that is under way in its thread
+        self._server.socket.wanted = False  # also stops an attempt to open it that is in progress in a thread
         await asyncio.to_thread(self._server.close)
