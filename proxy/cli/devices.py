@@ -48,7 +48,7 @@ def devices(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Show devices: where they are, which manager assigns them, which container has them.
+    """Show devices: their location, the manager that assigns them, and the container that has them.
 
     DEVICE is a PCI address, a CDI (Container Device Interface) name, an interface such as eth1, or an id or a
     resource of a device plug-in: only such devices are shown, with all details.

@@ -36,7 +36,7 @@ def explain(
     POD is a pod's name, with or without its namespace (ml/trainer), or its uid. A container's id is accepted
     too: its first 8 characters, or as kubectl shows it. Without POD, list the pods with decisions.
 
-    The newest decision is shown for each container, and for the pod as a whole where the topology scope is
+    The newest decision is shown for each container, and for the pod as a whole if the topology scope is
     pod. Each is shown in the order in which it was made: the request, what was available, what was chosen,
     what was allocated, which containers had to move. If there was no choice, the text is short:
 

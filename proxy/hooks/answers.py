@@ -60,8 +60,8 @@ class Adjustment:
     """The changes that a hook requests.
 
     Attributes:
-        cpus: The CPUs of the container: some of ``Decision.allowed``. They narrow what the engine has
-            decided, for as long as the container lives. ``CLEAR``: the client's request is ignored.
+        cpus: The CPUs of the container: some of ``Decision.allowed``. They narrow the engine's
+            decision for as long as the container lives. ``CLEAR``: the client's request is ignored.
         mems: Its memory nodes: some of ``Decision.allowed_mems``.
         cpu_period, cpu_quota: Microseconds; quota -1 for no limit.
         cpu_shares: Relative weight, from 2.

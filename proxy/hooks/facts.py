@@ -92,7 +92,7 @@ class Resources:
         oom_score_adj: -1000 to 1000.
         cpuset_cpus, cpuset_mems: What the client requested, verbatim; see ``Decision`` for what it gets.
         hugepage_limits: Page size (``2MB``) and bytes.
-        unified: Files of cgroup v2 and what is written into them.
+        unified: Files of cgroup v2 and the values to write into them.
     """
 
     cpu_period: int = 0

@@ -367,7 +367,7 @@ class Responses(Direction):
         self.streams = streams
 
     def client_settings(self, key: int, value: int) -> None:
-        """Record what the client allows the runtime."""
+        """Record the limits that the client sets for the runtime."""
         if key == frames.HEADER_TABLE_SIZE:
             self.tracker.allow(value)
         elif key == frames.MAX_FRAME_SIZE:

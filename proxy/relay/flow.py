@@ -4,8 +4,9 @@ Theory. While the body of a request is held, the runtime sees none of it and gra
 grant window to the client itself; later it sends a body, perhaps of another length, out of a window that only
 the runtime grants. So for the request direction the proxy keeps the connection-level windows of both sides:
 
-* ``client``: what the client may still send us = 65,535 + all that we granted - all DATA that came;
-* ``server``: what we may still send the runtime = 65,535 + all that it granted - all DATA that left.
+* ``client``: the bytes that the client may still send us = 65,535 + all that we granted - all DATA that came;
+* ``server``: the bytes that we may still send the runtime = 65,535 + all that it granted - all DATA that
+left.
 
 One rule keeps all streams moving: *when ``server`` is above ``client``, grant the difference.* The following
 cases are error-prone, but the rule covers them without further state:

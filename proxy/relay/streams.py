@@ -292,7 +292,7 @@ class Streams:
         self._uncount(stream)
 
     def pump(self) -> None:
-        """Send what the windows allow."""
+        """Send the bytes that the windows allow."""
         if not self.flow.queue:
             return
         out, done = self.flow.pump()

@@ -58,7 +58,8 @@ class SocketPath:
             listen: Binds and listens at the given path; returns 0 if that failed.
 
         Raises:
-            CannotCreateError: A process answers there, something else is there, or it cannot be bound.
+            CannotCreateError: A process answers there, another kind of file exists there, or it cannot be
+                bound.
             PermissionDeniedError: The process may not write there.
         """
         path = self._path

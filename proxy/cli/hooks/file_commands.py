@@ -328,7 +328,7 @@ def make_file(path: Path, text: bytes, *, create_directory: bool) -> None:
 def registration(file: Path | None) -> None:
     """Print the file that registers topoproxy as a hook server of koord-runtime-proxy.
 
-    For nodes where that proxy stays between kubelet and the runtime, and topoproxy decides on CPUs. Set
+    For nodes on which that proxy stays between kubelet and the runtime, and topoproxy decides on CPUs. Set
     hooks.serve in the configuration to the path of a socket, start topoproxy, and then:
 
     \b

@@ -1,4 +1,4 @@
-"""Encode what is appended to a CreateContainerRequest so that the container can use its devices.
+"""Encode the bytes to append to a CreateContainerRequest so that the container can use its devices.
 
 Theory. Each variable, annotation, mount and device file has one owner, as with hooks
 (``proxy.hooks.engine.claims``): the first that sets it. The request comes first, then the plug-ins in the

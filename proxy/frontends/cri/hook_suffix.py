@@ -1,4 +1,4 @@
-"""Encode what is appended to a request to apply the adjustment of hooks.
+"""Encode the bytes to append to a request to apply the adjustment of hooks.
 
 As in ``proxy.frontends.cri.messages``: if a message occurs twice, the later scalar wins, even if it is
 explicitly 0 or empty. The later entry of a map wins too, and lists grow. So a suffix can set every scalar,

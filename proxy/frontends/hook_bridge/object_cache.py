@@ -138,11 +138,11 @@ class ObjectCache:
         self._containers: dict[str, RememberedContainer | Callable[[], RememberedContainer]] = {}
 
     def pod(self, sandbox_id: str) -> RememberedPod | None:
-        """Return what is remembered of a sandbox."""
+        """Return the remembered facts of a sandbox."""
         return self._pods.get(sandbox_id)
 
     def container(self, container_id: str) -> RememberedContainer | None:
-        """Return what is remembered of a container."""
+        """Return the remembered facts of a container."""
         remembered = self._containers.get(container_id)
         if remembered is not None and not isinstance(remembered, RememberedContainer):
             remembered = self._containers[container_id] = remembered()
@@ -157,7 +157,7 @@ class ObjectCache:
 
         Args:
             sandbox_id: The runtime's id.
-            pod: Its facts as they went to the runtime, with what hooks have set.
+            pod: Its facts as they were sent to the runtime, including the fields that hooks have set.
         """
         texts = PackedTexts.of(POD_BYTES, pod.labels, pod.annotations)
         self._pods[sandbox_id] = RememberedPod(pod.runtime_handler, texts)

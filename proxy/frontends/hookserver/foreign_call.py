@@ -30,7 +30,7 @@ class HookCallRefusedError(TopoproxyError):
 class ForeignCall:
     """A call that a peer will make after our answer. The body is the answer so far; subclasses add the rest.
 
-    To release it is to answer the peer, which then makes the call. ``answered``, ``over`` and ``lost`` report
+    A release answers the peer, which then makes the call. ``answered``, ``over`` and ``lost`` report
     what happened to the call at the runtime.
     """
 
@@ -135,7 +135,7 @@ class SandboxCall(ForeignCall):
         return self.body.read(bounds)
 
     def sandbox_total(self) -> Request:
-        """Read what the containers of the pod request together."""
+        """Read the sum of the requests of the pod's containers."""
         return request_of(self.body.request.resources)
 
     def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
@@ -182,7 +182,7 @@ class ContainerCall(ForeignCall):
         return pod_of(self.body.request, self.sandbox_id, self._sandbox_attempt, bounds)
 
     def pod_total(self) -> Request | None:
-        """Read what the containers of the pod request together."""
+        """Read the sum of the requests of the pod's containers."""
         requested = self.body.request
         return total_of(requested.pod_resources) if requested.HasField("pod_resources") else None
 

@@ -47,7 +47,7 @@ class SandboxReply(Struct, frozen=True):
     lost: tuple[str, ...] = ()
 
     def read(self, bounds: Bounds) -> Pod:
-        """Read the pod, with what hooks have set; ``bounds`` as for ``UndecidedCall.sandbox``."""
+        """Read the pod, with the fields that hooks have set; ``bounds`` as for ``UndecidedCall.sandbox``."""
         requested, answer = self.request, self.answer
         total = requested.resources if requested.HasField("resources") else None
         pod = (
@@ -96,7 +96,7 @@ class ContainerReply(Struct, frozen=True):
     resources: pb.LinuxContainerResources
     lost: tuple[str, ...] = ()
 
-    # -- what hooks see -----------------------------------------------------------------------------------
+    # -- the view of hooks --------------------------------------------------------------------------------
 
     def pod(self, pod: Pod) -> PodFacts:
         """Read the pod."""
@@ -160,7 +160,7 @@ class ContainerReply(Struct, frozen=True):
 
 
 def pod_echo(request: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
-    """Answer that nothing is to be changed."""
+    """Return the answer that changes nothing."""
     answer = pb.PodSandboxHookResponse(cgroup_parent=request.cgroup_parent)
     answer.labels.update(request.labels)
     answer.annotations.update(request.annotations)
@@ -170,7 +170,7 @@ def pod_echo(request: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
 
 
 def container_echo(request: pb.ContainerResourceHookRequest) -> pb.ContainerResourceHookResponse:
-    """Answer that nothing is to be changed."""
+    """Return the answer that changes nothing."""
     answer = pb.ContainerResourceHookResponse(pod_cgroup_parent=request.pod_cgroup_parent)
     answer.container_annotations.update(request.container_annotations)
     answer.container_envs.update(request.container_envs)

@@ -1,8 +1,8 @@
 """Validation of single values of an answer: numbers, texts, sets, paths. Pure.
 
 Numbers follow the kernel: CFS period 1 ms to 1 s and quota from 1 ms (``kernel/sched/core.c``), shares 2 to
-262144, ``oom_score_adj`` -1000 to 1000. In the CRI 0 means *not set*, so 0 is refused where it is not a real
-value; ``CLEAR`` unsets a field.
+262144, ``oom_score_adj`` -1000 to 1000. In the CRI 0 means *not set*, so 0 is refused for fields in which it
+is not a real value; ``CLEAR`` unsets a field.
 """
 
 from __future__ import annotations

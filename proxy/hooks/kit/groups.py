@@ -67,7 +67,7 @@ def open_quota(cgroup_root: Path, pod: PodFacts, put: Put = put) -> bool:
         put(file, none)
     except OSError as error:
         if error.errno in GONE:
-            return False  # the pod has gone
+            return False  # the pod is gone
         raise HookError(f"cannot take the quota off {file}: {error.strerror}") from error
     return True
 

@@ -48,7 +48,7 @@ class Contract:
 
 
 def contract_of(module: ModuleType, given: Mapping[str, Any] | None, where: str) -> Contract:
-    """Check a module that is to be a hook.
+    """Check whether a module is a valid hook.
 
     Args:
         module: A file that was run.

@@ -1,6 +1,6 @@
 """Loading a hook file: from its text to a hook.
 
-A file is run in a separate thread, with a deadline: a file that hangs delays nothing else. While that
+A file is run in a separate thread, with a deadline: a file that hangs delays no other file. While that
 thread waits in C code it cannot be ended and keeps running; there is at most one such thread for each version
 of a file. The module of a file has a name that no import statement can use, and it is in ``sys.modules`` only
 as long as that version is in use. Nothing is written next to the file, and the files in its directory cannot
