@@ -15,8 +15,8 @@ What it cannot do:
   reports how many. ``isolcpus=managed_irq,...`` on the kernel's command line keeps them off CPUs.
 - Timers and interprocessor interrupts: they belong to each CPU.
 - irqbalance, if it runs, moves interrupts on its own. Stop it, or configure the CPUs that may be owned:
-  ``IRQBALANCE_BANNED_CPULIST=2-31``. Interrupts that it has moved are moved back when an
-  owner is added or removed.
+  ``IRQBALANCE_BANNED_CPULIST=2-31``. Interrupts that it has moved are moved back when an owner
+  is added or removed.
 - If this hook is removed while the daemon is stopped, the affinities remain until the next boot.
 
 Everything happens in the background, and no call waits for it. A container's CPUs are usually free of

@@ -21,9 +21,8 @@ def detach(
     """Undo topoproxy attach: every file gets its bytes, mode, owner and time back.
 
     Containers are released first (topoproxy release): they get the settings that they would have without
-    topoproxy. Then
-    the files are restored from the journal, kubelet is restarted, units that the attach enabled are disabled,
-    and those that it started are stopped.
+    topoproxy. Then the files are restored from the journal, kubelet is restarted, units that the attach
+    enabled are disabled, and those that it started are stopped.
 
     Ends with 0 when kubelet is detached, or was not attached; 1 when it cannot be detached, 65 when the
     journal cannot be read, 73 when a file cannot be written.

@@ -4,9 +4,8 @@ Theory. While the body of a request is held, the runtime sees none of it and gra
 grant window to the client itself; later it sends a body, perhaps of another length, out of a window that only
 the runtime grants. So for the request direction the proxy keeps the connection-level windows of both sides:
 
-* ``client``: the bytes that the client may still send us = 65,535 + all that we granted - all DATA that came;
-* ``server``: the bytes that we may still send the runtime = 65,535 + all that it granted - all DATA that
-left.
+* ``client``: bytes that the client may still send us = 65,535 + all that we granted - all DATA that came;
+* ``server``: bytes that we may still send the runtime = 65,535 + all that it granted - all DATA that left.
 
 One rule keeps all streams moving: *when ``server`` is above ``client``, grant the difference.* The following
 cases are error-prone, but the rule covers them without further state:
@@ -16,8 +15,7 @@ cases are error-prone, but the rule covers them without further state:
   each stream, many held streams could starve each other). It is not granted earlier: most bodies leave again
   at once, and a frame to the client for each of them would cost more than the rest of the relay;
 * a body that is sent makes ``server`` fall below ``client``. The runtime's next updates repay that debt
-before
-  anything is granted; there is no debt while the body is still held;
+  before anything is granted; there is no debt while the body is still held;
 * a body that is rewritten, refused, reset or cancelled needs no correction: only bytes that left were
   counted;
 * DATA that only passes lowers both windows, and the runtime's update for it passes unchanged.
