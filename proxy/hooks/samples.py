@@ -50,8 +50,8 @@ def _small(cpus: int) -> dict[str, Any]:
 
 
 MACHINES: Final = {"machine": _small(16), "before": _small(16), "after": _small(12)}
-"""The machines of the samples, by the fields of events that they stand in, in few words of JSON: two packages
-with a NUMA node in each, of four cores with two threads; and without four of its CPUs."""
+"""The machines of the samples as short JSON, by the fields of events that contain them: two packages with one
+NUMA node each, which has four cores of two threads; and the same machine without four of its CPUs."""
 
 POD: Final = PodFacts(
     sandbox_id=_SANDBOX,
@@ -86,7 +86,7 @@ CONTAINER: Final = ContainerFacts(
         unified={"memory.high": str(7 * _GIB)},
     ),
 )
-"""A container about to be made in it."""
+"""A container that is about to be created in this pod."""
 
 OWN: Final = Decision(
     pool="own",
@@ -98,7 +98,7 @@ OWN: Final = Decision(
     allowed=CpuSet.parse("2-5"),
     allowed_mems=Mask((0,)),
 )
-"""It owns CPUs."""
+"""The placement of a container that owns CPUs."""
 SHARED: Final = Decision(
     pool="shared",
     cpus=CpuSet.parse("0-1,6-15"),
@@ -106,7 +106,7 @@ SHARED: Final = Decision(
     allowed=CpuSet.parse("0-1,6-15"),
     allowed_mems=Mask((0, 1)),
 )
-"""It shares CPUs."""
+"""The placement of a container that shares CPUs."""
 BE: Final = Decision(
     pool="be",
     cpus=CpuSet.parse("6-15"),
@@ -114,12 +114,12 @@ BE: Final = Decision(
     allowed=CpuSet.parse("6-15"),
     allowed_mems=Mask((0, 1)),
 )
-"""It takes what others leave."""
+"""The placement of a BE (best effort) container, which uses the CPUs that others leave."""
 
 POOLS: Final = Pools(
     shared=SHARED.cpus, be=BE.cpus, owned=CpuSet.parse("2-5"), owners={_ID: CpuSet.parse("2-5")}
 )
-"""The node's CPUs while it runs, and before."""
+"""The node's CPUs while the owner runs, and before."""
 FREE: Final = Pools(shared=CpuSet(range(16)), be=CpuSet(range(6, 16)))
 
 
@@ -130,7 +130,7 @@ def machine(name: str = "machine") -> Machine:
 
 
 def existing(container: ContainerFacts = CONTAINER, container_id: str = _ID) -> ContainerFacts:
-    """Return a container as it is once the runtime has made it."""
+    """Return a container as it is after the runtime has created it."""
     return dataclasses.replace(container, id=container_id, phase="running")
 
 
