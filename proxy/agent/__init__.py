@@ -1,1 +1,1 @@
-"""The cluster agent: publishes the state of the daemon at the API server. A process of its own."""
+"""The cluster agent: a separate process that publishes the state of the daemon at the API server."""

@@ -5,9 +5,10 @@ few kinds, and classes of all of Kubernetes' objects would cost more memory than
 
 A connection is opened by the first request. When one of the files of the credentials changes
 (``proxy.agent.credentials``), the following requests use new connections with the new content; those in
-flight continue. When the API server answers 401 and the credentials have changed meanwhile, the request is
-sent once more with the new ones; otherwise all connections are closed and the credentials are read again at
-the next request. So new credentials, a new CA and a new address need no restart. Nothing else is retried
+flight continue. If the API server answers 401 and the credentials have changed since the request was sent,
+the request is sent once more with the new ones. If they have not changed, all connections are closed and the
+credentials are read again at the next request. So new credentials, a new CA and a new address need no
+restart. Nothing else is retried
 here: each caller knows when its request is worth another attempt, and ``retry_after`` returns the delay that
 the API server has requested.
 """
@@ -38,7 +39,7 @@ FIELD_OWNER = "topoproxy"
 REQUEST_S = 10.0
 """Seconds without a byte after which a request has failed."""
 WHOLE_S = 60.0
-"""Seconds after which a request has failed whose answer is not complete."""
+"""Seconds after which a request without a complete answer has failed."""
 COMPARE_S = 5.0
 """Seconds between two comparisons of the credentials' files."""
 RETIRE_S = 120.0
@@ -60,7 +61,7 @@ JSON_PATCH = "application/json-patch+json"
 JsonObject = dict[str, Any]
 _BROKEN = (httpx2.HTTPError, httpx2.StreamError, OSError)
 _FAULTS = (*_BROKEN, httpx2.InvalidURL, ValueError, LookupError, AssertionError, ConfigError)
-"""Errors of a request before it is answered; lightkube reads tokens and runs commands then."""
+"""Errors before a request is answered; lightkube reads tokens and runs commands in that time."""
 
 
 class ApiServerError(TopoproxyError):
@@ -69,7 +70,7 @@ class ApiServerError(TopoproxyError):
     Attributes:
         status: Of HTTP: 401, 403, 404, 409, 410, 422, 429, ...
         reason: Of the Status object, such as ``Conflict``.
-        retry_after: Seconds after which the API server wants another attempt; 0 where it has named none.
+        retry_after: Seconds after which the API server wants another attempt; 0 if it has named none.
     """
 
     exit_code: ClassVar[int] = 1
@@ -106,7 +107,7 @@ class ApiClient:
 
         Args:
             credentials: Reads the credentials; may raise ``NoCredentialsError``, which requests pass on.
-            transport: In place of sockets, for tests.
+            transport: Replaces the sockets in tests.
         """
         self._credentials = credentials
         self._transport = transport
@@ -164,16 +165,16 @@ class ApiClient:
     async def apply(
         self, path: str, value: JsonObject, *, owner: str = FIELD_OWNER, force: bool = True
     ) -> JsonObject:
-        """Write fields of an object by a server-side apply, and create the object where there is none.
+        """Write fields of an object by a server-side apply, and create the object if there is none.
 
-        Returns the object with its metadata and nothing else: a Numatopology of 512 CPUs has 20 kB more.
+        Returns only the metadata of the object: a Numatopology of 512 CPUs has 20 kB more.
 
         Args:
             path: Of the object; with ``/status`` for its status.
             value: All fields of the owner; fields that it has written before and that are missing are
                 removed.
             owner: The field owner.
-            force: Take fields from other owners; else such an apply ends with status 409.
+            force: Take fields from other owners; otherwise a conflict with one of them ends with status 409.
 
         Raises:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
@@ -206,8 +207,8 @@ class ApiClient:
         Args:
             path: Of the collection or of the subresource.
             value: The object.
-            within: Seconds after which the API server gives the request up; 0 for its own limit.
-            check: Called when the body is about to be sent; an exception keeps it from being sent.
+            within: Seconds after which the API server gives up the request; 0 for its own limit.
+            check: Called when the body is about to be sent; if it raises, the body is not sent.
 
         Raises:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
@@ -223,7 +224,7 @@ class ApiClient:
         Args:
             path: Of the object.
             uid: Delete only the object with this uid.
-            must_exist: Whether it is an error where there is no such object.
+            must_exist: Whether it is an error if there is no such object.
 
         Raises:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
@@ -248,7 +249,8 @@ class ApiClient:
             accept: As for ``pages``.
 
         Raises:
-            ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``, also while iterating.
+            ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``; the iteration may raise
+                them too.
         """
         limits = httpx2.Timeout(REQUEST_S, read=silence)
         requested, headers = {**params, "watch": "true"}, {"Accept": accept}
@@ -289,9 +291,9 @@ class ApiClient:
 
     def _with_credentials(self) -> httpx2.AsyncClient:
         """Read the credentials; return a client that uses them."""
-        # The files are read after their stamps: what changes in between is noticed later.
+        # The stamps are taken before the files are read: a change in between is noticed later.
         stamps = {file: readable_stamp(str(file)) for file in credential_files(self._credentials())}
-        # The type of transport is that of lightkube's other client.
+        # lightkube declares the transport with the type of its other client.
         params = ConnectionParams(httpx2.Timeout(REQUEST_S), transport=cast("Any", self._transport))
         http = AsyncClient(self._credentials(), params)
         self._stamps, self._compare_at = stamps, time.monotonic() + COMPARE_S
@@ -334,7 +336,7 @@ class ApiClient:
     async def _answer(
         self, send: Callable[[httpx2.AsyncClient], Awaitable[httpx2.Response]]
     ) -> httpx2.Response:
-        """Send a request; send it once more where it is answered 401 and there are new credentials."""
+        """Send a request; send it once more if the answer is 401 and there are new credentials."""
         http = self._open()
         answer = await send(http)
         if answer.status_code != 401:
@@ -347,7 +349,7 @@ class ApiClient:
         return await send(renewed)
 
     async def _raise(self, answer: httpx2.Response, method: str, path: str) -> None:
-        """Raise the error for an answer that has been read."""
+        """Raise the error that an answer reports, after reading its body."""
         status, content = answer.status_code, answer.content
         message, reason = content[:MESSAGE_LIMIT].decode(errors="replace"), ""
         try:
@@ -377,9 +379,9 @@ async def _retire(http: httpx2.AsyncClient) -> None:
 
 
 class _CheckedBody:
-    """A body with a check when it is about to be sent: a connection may have to be opened or awaited before.
+    """A body that is checked when it is about to be sent: opening or awaiting a connection may take time.
 
-    It can be sent again: after 401, lightkube reads the token file again and repeats the request.
+    The body can be sent again: after 401, lightkube reads the token file again and repeats the request.
     """
 
     def __init__(self, content: bytes, check: Callable[[], None]) -> None:
@@ -392,7 +394,7 @@ class _CheckedBody:
 
 
 def _requested_delay(answer: httpx2.Response) -> float:
-    """Return the seconds of ``Retry-After``; 0 where it is missing, or a date, as client-go does.
+    """Return the seconds of ``Retry-After``; 0 if it is missing, or a date, as client-go does.
 
     client-go v0.36 rest/with_retry.go, checkWait and retryAfterSeconds
     """
@@ -418,7 +420,7 @@ async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
 
 
 def _unreachable(method: str, path: str, error: Exception) -> ApiUnreachableError:
-    # Other texts may quote a credential. A ConfigError has the reason why a command for one has failed.
+    # The texts of other errors may quote a credential. A ConfigError says why a command for one has failed.
     text = str(error)[:MESSAGE_LIMIT] if isinstance(error, (*_BROKEN, ConfigError)) else ""
     cause = text.strip().rstrip(":") or type(error).__name__
     return ApiUnreachableError(f"cannot {method} {path} at the API server: {cause}")

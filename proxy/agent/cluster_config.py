@@ -1,16 +1,16 @@
 """Choose and apply the TopoproxyConfig that selects this node, and report the result.
 
-The settings are tried before they are written: with the node's own file, by the rules of that file. Then they
-are left for the daemon, which reloads. Where the daemon rejects them (the machine cannot meet them, or
-running containers prevent it), the file gets its previous content back, so a restart does not use them
-either; they are tried again from time to time. Settings of an object that no longer applies are removed from
-the file in any case. Where the daemon refuses that reload, they stay in effect until it accepts one, or
-restarts. The daemon itself ignores keys that it does not permit (``proxy.config.cluster_config``), whatever
-happens here.
+Before the settings are written, they are checked together with the node's own file, by the rules of that
+file. Then they are written to a file for the daemon, and the daemon reloads. If the daemon rejects them
+(because the machine cannot meet them, or running containers prevent it), the file gets its previous content
+back, so that a restart does not use them either; they are tried again from time to time. Settings of an
+object that no longer applies are removed from the file in any case. If the daemon refuses that reload, the
+settings stay in effect until it accepts a reload, or restarts. Whatever happens here, the daemon itself
+ignores keys that it does not permit (``proxy.config.cluster_config``).
 
 Of the objects whose selector matches the labels of the Node object, the one with the highest priority
-applies; of equal ones the one whose name sorts first. Two objects are never merged: one object has all
-settings that a node gets from the cluster.
+applies; of those with equal priority, the one whose name sorts first. Two objects are never merged: a node
+gets all its settings from the cluster from a single object.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ RECHECK_S = 60.0
 again: the operator may have changed the file, and containers may have ended."""
 CANNOT_REMOVE = "cannot reload the daemon without settings from the cluster"
 TOO_MANY = "Too many"
-"""A part of the API server's message about a full list."""
+"""A part of the API server's message when a list is full."""
 _LONGEST_REASON = 500
 """Characters of a reason."""
 
@@ -69,10 +69,10 @@ def _node_identity(item: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, str],
 
 
 async def follow_config(session: AgentSession) -> None:
-    """Follow until cancelled, from the time on when the node permits settings from the cluster.
+    """Follow until cancelled, as soon as the node permits settings from the cluster.
 
-    A node that permits them no longer reports that, as for each key that it does not permit. When the agent
-    starts on a node that permits none, it removes the reports of an earlier run.
+    If the node no longer permits them, it reports that, as for each key that it does not permit. When the
+    agent starts on a node that permits none, it removes the reports of an earlier run.
     """
     directory = session.config.cluster_facts.directory
     await _withdraw(session)
@@ -101,10 +101,10 @@ async def _withdraw(session: AgentSession) -> None:
         except ApiServerError as error:
             refusals += error.status == 403
             if error.status == 404 or refusals >= REFUSALS_UNTIL_ABSENT:
-                return  # without the object, or the permission, nothing was reported
+                return  # without the object or the permission, no earlier run can have reported
             requested = retry_after(error)
         except (OSError, TopoproxyError):
-            pass  # the watches report it
+            pass  # the watches report the error
         else:
             return
         await asyncio.sleep(max(pauses.next(), requested))
@@ -188,7 +188,7 @@ class ConfigFollowing:
         """Apply the selected object to the daemon, and report; return whether nothing is left to do."""
         node = next(iter(self.nodes.values.values()), None)
         if node is None or not self.objects.present:
-            return True  # without the node, or permission to read, what was read last stays in effect
+            return True  # without the node or permission to read, the last settings stay in effect
         uid, labels = node
         selected = select(self.objects.values.values(), dict(labels))
         identity = (
@@ -212,7 +212,7 @@ class ConfigFollowing:
                 self._report_at = max(self._report_at, now + random.uniform(0, SPREAD_S))  # noqa: S311
             self._session.telemetry.resolved("cannot apply the settings of the cluster")
         if now < self._report_at or (self._answer is None and self._retry_at < math.inf):
-            return True  # an answer of an earlier run stays as long as its settings
+            return True  # an earlier run's answer stays as long as its settings
         return await self._report(selected, uid) and await self._leave(selected)
 
     async def _follow(self, selected: ConfigObject | None, broken: str) -> tuple[ConfigAnswer | None, str]:
@@ -223,7 +223,7 @@ class ConfigFollowing:
             broken: Why the node's own file does not permit its settings; empty if it does.
 
         Returns:
-            The answer of the node, and why the daemon has refused the reload; empty if it has not.
+            The answer of the node, and why the daemon has refused the reload; empty if the daemon has not.
 
         Raises:
             OSError: The file cannot be written.
@@ -231,7 +231,7 @@ class ConfigFollowing:
         """
         if (
             not self._awaits_daemon
-        ):  # else the daemon has not answered yet whether it accepts the present file
+        ):  # otherwise the daemon has not answered yet whether it accepts the present file
             self._before = _content(self._path)
         refusal = ""
         if not broken:
@@ -247,7 +247,7 @@ class ConfigFollowing:
         return (self._without(refusal) if selected is None else self._with(selected, reason)), refusal
 
     def _with(self, selected: ConfigObject, reason: str) -> ConfigAnswer:
-        """Return the answer to an object, and log a new one."""
+        """Return the answer to an object; log it if it is new."""
         name, generation = selected.name, selected.generation
         answer = ConfigAnswer(name, generation, not reason, reason[:_LONGEST_REASON], selected.uid)
         if answer != self._answer and reason:
@@ -262,7 +262,7 @@ class ConfigFollowing:
         return answer
 
     def _without(self, refusal: str) -> ConfigAnswer | None:
-        """Return the answer where no object applies: the former one where its settings cannot be removed."""
+        """Return the answer if no object applies: the former one if its settings cannot be removed."""
         if not refusal:
             self._session.telemetry.resolved(CANNOT_REMOVE)
             return None
@@ -282,7 +282,7 @@ class ConfigFollowing:
         return ""
 
     async def _reload(self) -> str:
-        """Reload the daemon; return why it rejects the settings, empty if it does not."""
+        """Reload the daemon; return why it rejects the settings, or an empty text if it accepts them."""
         answer = as_map(await self._session.daemon.query("/reload", act=True, timeout=RELOAD_S))
         reload = as_map(answer.get("reload"))
         if reload.get("result") == "refused":
@@ -308,7 +308,7 @@ class ConfigFollowing:
         return True
 
     async def _enter(self, answer: ConfigAnswer) -> None:
-        """Write the answer to the status of the object, unless other nodes have filled the list meanwhile."""
+        """Write the answer to the status of the object, unless other nodes have filled its list."""
         node = self._session.node
         path, owner = f"{COLLECTION}/{answer.name}/status", f"topoproxy-{node}"
         try:

@@ -1,17 +1,17 @@
 """Read the Node object, labels of namespaces and this node's pods for the daemon.
 
-Theory. Three watches keep three small copies. When one changes, its file is replaced as a whole; changes that
-come together are one write. While a watch is open and nothing changes, only the file's modification time is
-set, to the time of the watch's last event or bookmark. So the daemon knows since when the contents may be
-outdated. Where the API server does not answer, or does not permit the watch, nothing is written: the last
-copy stays, and gets older.
+Theory. Three watches keep three small copies. When one changes, its file is replaced as a whole; changes in
+quick succession are one write. While a watch is open and nothing changes, only the file's modification time
+is set, to the time of the watch's last event or bookmark. So the daemon knows since when the contents may be
+outdated. If the API server does not answer, or does not permit the watch, nothing is written: the last copy
+stays, and gets older.
 
 The Node object and namespaces change the rules of the node, so the daemon is notified and reads them at once.
 Pods need no notice: the daemon reads the file when it needs one.
 
-An annotation may have 256 KiB, and a tenth of a Pod object is used. So only the fields that the daemon reads
-are kept, and all others are dropped before anything is stored: memory and files stay small whatever others
-write into their objects.
+An annotation may have 256 KiB, and only a tenth of a Pod object is used. So only the fields that the daemon
+reads are kept, and all others are dropped before anything is stored: memory and files stay small, however
+large the objects are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from proxy.pools.node_keys import PREFIXES
 from proxy.pools.pod_spec import CONFIG_HASH
 
 TOGETHER_S = 0.05
-"""Seconds in which changes become one write."""
+"""Changes within this many seconds become one write."""
 NAMESPACES_S = 1.0
 """Seconds between two writes of the namespaces: there may be thousands, and any of them may change."""
 CONFIRM_S = 10.0
@@ -57,7 +57,7 @@ def stored_node_json(item: Item) -> bytes:
     """Return the JSON of a Node object's fields that are used.
 
     Raises:
-        ValueError: It is no such object.
+        ValueError: It is not a Node object.
     """
     metadata = _metadata(item, "name", "uid")
     for part in ("labels", "annotations"):
@@ -71,7 +71,7 @@ def stored_namespace_json(item: Item) -> bytes:
     """Return the JSON of a Namespace object's fields that are used.
 
     Raises:
-        ValueError: It is no such object.
+        ValueError: It is not a Namespace object.
     """
     metadata = _metadata(item, "name")
     return msgspec.json.encode({"metadata": {**metadata, "labels": _texts(item["metadata"].get("labels"))}})
@@ -81,7 +81,7 @@ def stored_pod_json(item: Item) -> bytes:
     """Return the JSON of a Pod object's fields that are used.
 
     Raises:
-        ValueError: It is no such object.
+        ValueError: It is not a Pod object.
     """
     metadata = _metadata(item, "namespace", "name", "uid")
     metadata["labels"] = _texts(item["metadata"].get("labels"))
@@ -117,7 +117,7 @@ def _texts(raw: object) -> dict[str, str]:
 
 
 async def read_facts(session: AgentSession) -> None:
-    """Write the facts for the daemon until cancelled; end at once where no directory is configured."""
+    """Write the facts for the daemon until cancelled; end at once if no directory is configured."""
     directory = session.config.cluster_facts.directory
     if directory is None:
         return
@@ -172,7 +172,7 @@ class WatchedFile:
             directory: The directory of the file.
             kind: The kind of objects in it.
             collection: The path of the collection.
-            fields: Returns the JSON that is kept of an object.
+            fields: Returns the part of an object that is kept, as JSON.
             by_node: The field that selects the objects of this node; empty for all objects.
         """
         self._session = session
@@ -189,7 +189,7 @@ class WatchedFile:
         return tasks.create_task(self.watcher.run()), tasks.create_task(self.run())
 
     async def run(self) -> None:
-        """Write the file whenever the copy changes, and confirm it while it does not."""
+        """Write the file whenever the copy changes, and confirm it while the copy does not change."""
         await self.watcher.listed.wait()
         loop, due, next_write = asyncio.get_running_loop(), True, 0.0
         while True:
@@ -212,7 +212,7 @@ class WatchedFile:
                 pass
 
     def _current(self) -> bool:
-        """Return whether the copy is current; a copy without the Node object does not count."""
+        """Return whether the copy is current; a copy of the node without the Node object is not."""
         is_known = bool(self.watcher.values) or self._kind is not FactsKind.NODE
         return self.watcher.present and self.watcher.is_open and is_known
 
@@ -230,7 +230,7 @@ class WatchedFile:
         if self._kind is not FactsKind.PODS:
             try:
                 await self._session.daemon.query("/cluster/refresh", act=True)
-            except TopoproxyError as error:  # it reads the file at its next start or comparison
+            except TopoproxyError as error:  # the daemon reads the file when it next starts or reconciles
                 telemetry.debug("cannot make the daemon reread a file", path=self._path, err=error)
         return True
 

@@ -1,9 +1,9 @@
 """Follow the files of the configuration: a part of the agent.
 
-Of the keys that a reload of the daemon changes, the agent reads ``admission.namespaceSelector``,
+Of the keys that a reload of the daemon can change, the agent reads ``admission.namespaceSelector``,
 ``clusterConfig.allowed`` and ``log.level``. It takes them from the files, within seconds of a change. The
-daemon may reload later, or refuse: the agent then reads or permits something that the daemon does not use.
-All other keys keep the values of the start.
+daemon may reload later, or refuse the reload: until then the agent may read or permit something that the
+daemon does not use. All other keys keep their values from the start of the agent.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LOOK_S = 5.0
 _CANNOT = "cannot read the configuration again"
 
 _Stamp = tuple[str, int, int, int]
-"""The path of a file, and what changes with its content."""
+"""The path of a file, and a stamp that changes with its content."""
 
 
 async def follow_file(session: AgentSession) -> None:
-    """Follow until cancelled; return at once where the configuration is from no file."""
+    """Follow until cancelled; return at once if the configuration is from no file."""
     origin = session.config.origin
     if origin is None:
         return

@@ -1,7 +1,8 @@
-"""TopoproxyConfig objects as the agent reads them, and what it writes about them.
+"""TopoproxyConfig objects as the agent reads them, and the reports that it writes about them.
 
-The content of an object and its selection by the labels of a node; the annotation of the Node object, and the
-node's entry in the status of the object. ``cluster_config`` follows the objects and applies the settings.
+Read: the content of an object, and whether it is selected by the labels of a node. Written: the annotation of
+the Node object, and the node's entry in the status of the config object. ``cluster_config`` follows the
+objects and applies the settings.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ConfigObject(Struct, frozen=True):
         selector: Labels of the nodes.
         text: The settings as JSON.
         nodes: The nodes that its status lists.
-        uid: Of the object; another one of the same name has another.
+        uid: Of the object; a later object of the same name has another one.
     """
 
     name: str
@@ -49,7 +50,8 @@ class ConfigAnswer(Struct, frozen=True):
     Attributes:
         name, generation: Of the object.
         accepted: Whether its settings are in effect on the node.
-        reason: Why not, or why they still are where the object no longer applies; empty otherwise.
+        reason: Why they are not in effect, or why they still are although the object no longer applies; empty
+            otherwise.
         uid: Of the object.
     """
 
@@ -101,7 +103,7 @@ def _selector(raw: Mapping[str, Any]) -> LabelSelector:
 
 
 def select(objects: Iterable[ConfigObject], labels: Mapping[str, str]) -> ConfigObject | None:
-    """Return the object that applies on a node with some labels; None for none."""
+    """Return the object that applies to a node with these labels; None if no object does."""
     matching = (candidate for candidate in objects if candidate.selector.matches(labels))
     return min(matching, key=lambda candidate: (-candidate.priority, candidate.name), default=None)
 
@@ -121,7 +123,7 @@ def node_annotation(answer: ConfigAnswer | None) -> dict[str, str | None]:
 
 
 def object_status(name: str, answer: ConfigAnswer | None = None, node: str = "") -> dict[str, Any]:
-    """Return the status that a node applies to an object: its own entry of a list by name, or without one."""
+    """Return the status that a node applies to an object: with only its own list entry, or with none."""
     status: dict[str, Any] = {}
     if answer is not None:
         entry: dict[str, Any] = {"name": node, "generation": answer.generation, "accepted": answer.accepted}
@@ -137,5 +139,5 @@ def object_status(name: str, answer: ConfigAnswer | None = None, node: str = "")
 
 
 def has_room(config: ConfigObject, node: str) -> bool:
-    """Return whether a node is listed in the status of an object, or may be."""
+    """Return whether a node is listed in the status of an object, or whether there is room for it."""
     return node in config.nodes or len(config.nodes) < MOST_NODES

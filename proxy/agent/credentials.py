@@ -1,6 +1,6 @@
 """The credentials for the API server: a kubeconfig, or the service account token of the pod.
 
-That token is bound to the pod and expires; kubelet writes a new one into the same file before that.
+The token is bound to the pod and expires; kubelet writes a new one into the same file in time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lightkube.config.kubeconfig import SingleConfig
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where kubelet mounts the service account of a pod."""
+"""The directory where kubelet mounts the service account of a pod."""
 
 
 class NoCredentialsError(UnavailableError):
@@ -59,11 +59,11 @@ def read_credentials(config: ClusterConfig) -> SingleConfig:
 
 
 def _kubeconfig(file: Path) -> KubeConfig:
-    """Read a kubeconfig; a file that is being written may be empty, or end anywhere.
+    """Read a kubeconfig; a file that is being written may be empty or cut off anywhere.
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is no kubeconfig.
+        ValueError: It is not a kubeconfig.
     """
     import yaml
     from lightkube import KubeConfig
@@ -72,7 +72,7 @@ def _kubeconfig(file: Path) -> KubeConfig:
         with open_file(file) as stream:
             content = yaml.safe_load(stream.read().decode())
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        # The text of the error may quote a part of the line, which may be a credential.
+        # The text of the error may quote a part of the line, and this part may be a credential.
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f": line {mark.line + 1} is not valid YAML"
         raise ValueError(f"it is not a kubeconfig{where}") from error

@@ -34,13 +34,13 @@ class DaemonClient:
         """Query the daemon; see ``proxy.admin.client.query_admin``.
 
         Args:
-            route: What to request, as ``/status``.
+            route: The route to request, such as ``/status``.
             params: Parameters of the question.
             timeout: Seconds for the whole exchange.
             act: The request changes something (POST).
 
         Raises:
-            UnavailableError: The daemon does not answer, or with an error.
+            UnavailableError: The daemon does not answer, or answers with an error.
             InputError: The daemon rejects the request.
             PermissionDeniedError: The socket, or the action, is not permitted for this user.
         """

@@ -13,7 +13,7 @@ from proxy.agent.objects.pod_events import PodEvent, event_object, rejection_eve
 from proxy.agent.session import AgentSession
 
 EVENT_BURST, EVENT_S = 25, 2.0
-"""This many Events at once, and one more every this many seconds."""
+"""How many Events may be written at once, and the seconds after which one more may be."""
 EVENTS_KEPT = 1000
 """Events whose first time and count are remembered, for their repetitions."""
 

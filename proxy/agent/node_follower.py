@@ -1,4 +1,4 @@
-"""Follows the daemon: its description of the node, as soon as it has changed.
+"""Follows the daemon: reads its description of the node whenever the description has changed.
 
 ``GET /changes`` answers when something has changed; then ``GET /node`` is read, at most five times a second.
 A daemon that does not answer leaves the last description in place. A daemon in mode passthrough has none: it
@@ -27,7 +27,7 @@ APART_S = 0.2
 """Seconds between two readings."""
 PASSTHROUGH = NodeMode.PASSTHROUGH.value
 PASSTHROUGH_S = 5.0
-"""Seconds between two readings while the daemon is in mode passthrough, which only a restart of it ends."""
+"""Seconds between two readings while the daemon is in mode passthrough: only its restart ends that mode."""
 PAUSES = Backoff(0.25, 2.0)
 
 
@@ -95,7 +95,7 @@ class NodeFollower:
                 await asyncio.sleep(pauses.next())
 
     async def _next(self) -> None:
-        """Wait for a change, and read the description where there is one."""
+        """Wait for a change, and read the description if there is one."""
         requested = {"since": self._since, "wait": f"{WAIT_S:g}"}
         try:
             changes = as_map(await self._daemon.query("/changes", requested, timeout=SILENT_S))

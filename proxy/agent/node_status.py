@@ -1,8 +1,7 @@
 """Write the condition and the amounts of devices of topoproxy into the status of the Node object.
 
 The condition ``TopologyPlacement`` shows whether the pods of the node get their planned CPUs. It is written
-when that changes, not for each pod: each write of a Node object goes to every client that
-watches nodes.
+only when it changes, not for each pod: each write of a Node object goes to every client that watches nodes.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class NodeCondition(Struct, frozen=True):
 
 
 def unreachable(error: TopoproxyError) -> NodeCondition:
-    """Return the condition of a node whose daemon cannot be followed; an answer may be unreadable, too."""
+    """Return the condition of a node whose daemon does not answer, or whose answer cannot be read."""
     return NodeCondition("Unknown", "DaemonUnreachable", str(error)[:_LONGEST_MESSAGE])
 
 
@@ -71,8 +70,8 @@ def condition_status(node: str, condition: NodeCondition, since: str) -> dict[st
     Args:
         node: The name of the Node object.
         condition: The condition.
-        since: When it began to hold (RFC 3339); it is also the time of the heartbeat, as an idle node writes
-            nothing.
+        since: When the condition began to hold (RFC 3339). This is also the time of the heartbeat, because an
+            idle node writes nothing.
     """
     return {
         "apiVersion": "v1",
@@ -129,7 +128,7 @@ class PublishedStatus:
     """Our part of the status of one Node object.
 
     Attributes:
-        uid: Of the Node object; empty where there is none.
+        uid: Of the Node object; empty if there is none.
     """
 
     def __init__(self, session: AgentSession, writer: ObjectWriter, wall_clock: Callable[[], float]) -> None:
@@ -147,7 +146,7 @@ class PublishedStatus:
         self._path = f"{self._node_path}/status"
         self._devices_path = f"{self._path}#devices"
         self._condition: tuple[NodeCondition, str] | None = None
-        self._own: NodeCondition | None = None  # what was written last, or is being written
+        self._own: NodeCondition | None = None  # the last condition written, or the one being written
         self._amounts: Amounts = {}, {}
         self._healthy: dict[str, int] = {}
         self._advertised: set[str] = set()
@@ -228,7 +227,7 @@ def timestamp(seconds: float) -> str:
 
 
 def _condition_in(node: JsonObject) -> tuple[NodeCondition, str] | None:
-    """Return our condition of a Node object, and when its status changed; None where it has none."""
+    """Return our condition of a Node object, and when its status changed; None if the object has none."""
     conditions: list[dict[str, Any]] = (node.get("status") or {}).get("conditions") or []
     for condition in conditions:
         if condition.get("type") == TYPE:

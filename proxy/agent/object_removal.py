@@ -1,4 +1,4 @@
-"""Removes published objects: topoproxy's fields of them, and the whole object where nothing else is left."""
+"""Removes topoproxy's fields from published objects, and the whole object if nothing else is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def own_object(item: JsonObject) -> OwnObject:
 
 
 def has_others_content(item: JsonObject) -> bool:
-    """Return whether other programs have written content of an object, that is not only its metadata."""
+    """Return whether other programs have written content of an object, and not only its metadata."""
     entries = item["metadata"].get("managedFields") or ()
     return any(
         (entry.get("fieldsV1") or {}).keys() - {"f:metadata", "f:apiVersion", "f:kind"}

@@ -1,19 +1,20 @@
 """Write wanted objects to the API server: each change soon, but at most one write a second for the node.
 
-Theory of operation. For each object the writer holds the wanted content and the content written last. Where
-the two differ, and the last write was a second ago, it writes; changes meanwhile replace the wanted content,
-so a burst costs one write, and an object that does not change costs none. A change that is not urgent waits a
-moment for one that is: a new sandbox mostly has a container soon. A write that fails is repeated with
-back-off, with the content that is wanted then. Nothing is queued: memory is bounded by the number of objects.
+Theory of operation. For each object the writer holds the wanted content and the content written last. If the
+two differ, and the last write was at least a second ago, it writes. Changes until then replace the wanted
+content, so a burst costs one write, and an object that does not change costs none. A change that is not
+urgent waits a moment for an urgent one: a new sandbox usually has a container soon. A write that fails is
+repeated with back-off, with the content that is wanted at that time. Nothing is queued: memory is bounded by
+the number of objects.
 
-All writes share a budget (``WriteBudget``): a few at once, and one a second. Where more are due, the object
-that has waited longest is next. One with a delay factor, such as the annotation of a pod, lets objects of the
-node go first; an Event leaves a write to them.
+All writes share a budget (``WriteBudget``): a few at once, and one a second. If more are due, the object that
+has waited longest is next. An object with a delay factor, such as the annotation of a pod, lets objects of
+the node go first; an Event leaves a write of the budget to them.
 
-Writes are server-side applies of the field owner ``topoproxy``, which take the fields from other owners.
-Where another program writes them again and again, the objects are repaired at growing intervals: a watch of
-their metadata names each version that is not ours (``observed``). The watch may bring a version before the
-answer of a write in flight: then the answer decides whether it is newer than ours (KEP-5504).
+Writes are server-side applies of the field owner ``topoproxy``, which take the fields from other owners. If
+another program writes them again and again, the objects are repaired at growing intervals: a watch of their
+metadata shows each version that is not ours (``observed``). The watch may bring a version while the answer of
+a write is outstanding: then the answer decides whether that version is newer than ours (KEP-5504).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from proxy.model.errors import TopoproxyError
 from proxy.telemetry.port import Telemetry
 
 LEAST_S = 1.0
-"""Seconds between two writes of one object."""
+"""The fewest seconds between two writes of one object."""
 WRITES_PER_SECOND, WRITE_BURST = 1.0, 5
 """Writes a second, of all objects together, and how many at once."""
 FAILED = Backoff(1.0, 4.0)
@@ -41,7 +42,7 @@ OVERWRITTEN = Backoff(1.0, 60.0, steady=600.0, tolerated=2, least=1.0)
 """Seconds before fields are taken back from another program."""
 ONCE_LIMIT = 100
 ONCE_REFUSALS = 3
-"""Refusals in a row after which an object that is written once is given up: its namespace may be gone."""
+"""Refusals in a row after which an object with ``gives_up`` is forgotten: its namespace may be gone."""
 CANNOT_WRITE = "cannot write an object of the cluster"
 KEEPS_WRITING = "another program keeps writing an object of this agent"
 _TEMPORARY = (401, 408, 409, 429)
@@ -57,23 +58,23 @@ class _ManagedObject:
     Attributes:
         wanted: The wanted content, in a form that can be compared; None: the object is to be deleted.
         write: Writes the wanted content.
-        delay_factor: This many times longer than an object of the node it may wait; infinity: until none
+        delay_factor: It may wait this many times longer than an object of the node; infinity: until none
             waits.
-        since: The time from which it has not been written as wanted.
+        since: The time since which it differs from the wanted content.
         delayed_until: The time until which a change that is not urgent waits for another one.
         written: The content written last; before the first write, a value that equals nothing.
-        due: The time of the next write at the earliest.
-        refused_until: The time before which the API server wants no other attempt (``Retry-After``).
+        due: The earliest time of the next write.
+        refused_until: The time before which the API server wants no further attempt (``Retry-After``).
         failures: Failed writes in a row.
         refusals: Writes in a row that the API server has refused.
         overwritten: How often in a row another program has written it.
         repaired: When the fields were last taken back.
         versions: The resource versions of our own last writes.
-        once: It is forgotten once it is written.
+        once: It is forgotten as soon as it is written.
         gives_up: It is forgotten after some refusals.
         busy: A write is in flight.
-        meanwhile: The version that the watch has brought last during that write; empty for none, and None
-            where the object was deleted.
+        meanwhile: The last version that the watch has brought during that write; empty for none, and None if
+            the object was deleted.
     """
 
     wanted: object
@@ -95,7 +96,7 @@ class _ManagedObject:
     meanwhile: str | None = ""
 
     def waited(self, now: float) -> float:
-        """Return for how long it could have been written, divided by its delay factor."""
+        """Return how long it has been due, divided by its delay factor."""
         return (now - max(self.since, self.due)) / self.delay_factor
 
 
@@ -130,13 +131,13 @@ class ObjectWriter:
             path: Of the object.
             wanted: The content to compare with the one written last.
             write: Writes the object.
-            delay_factor: This many times longer than an object of the node it may wait; infinity: until none
+            delay_factor: It may wait this many times longer than an object of the node; infinity: until none
                 waits.
-            delay_s: This many seconds this change waits for an urgent one; the first of an object never
+            delay_s: How many seconds this change waits for an urgent one; the first change of an object never
                 waits.
-            once: Forget it once it is written. The oldest of more than ``ONCE_LIMIT`` that wait until no
-                other waits are forgotten before.
-            gives_up: Forget it also after ``ONCE_REFUSALS`` refusals in a row.
+            once: Forget it as soon as it is written. If more than ``ONCE_LIMIT`` such objects wait until no
+                other waits, the oldest are forgotten unwritten.
+            gives_up: Forget it after ``ONCE_REFUSALS`` refusals in a row too.
         """
         managed = self._objects.get(path)
         if managed is None:
@@ -159,7 +160,7 @@ class ObjectWriter:
         self._wake.set()
 
     def withdraw(self, path: str, remove: Write) -> None:
-        """Delete an object, and forget it then; an object that was never wanted is left alone."""
+        """Delete an object, and then forget it; an object that was never wanted is left alone."""
         if path in self._objects:
             self.want(path, None, remove)
 
@@ -263,11 +264,11 @@ class ObjectWriter:
         if isinstance(error, ApiUnreachableError):
             self._budget.give_back()
         if self._objects.get(path) is not managed:
-            return  # it was forgotten meanwhile
+            return  # it was forgotten during the write
         managed.failures += 1
         managed.written = object()  # a write without an answer may have taken effect
         managed.refusals = managed.refusals + 1 if refused else 0
-        # A starting API server refuses for a moment: attempts of the outage before do not count.
+        # A starting API server refuses for a moment: attempts during the outage before it do not count.
         pause = REFUSED.delay(managed.refusals) if refused else FAILED.delay(managed.failures)
         managed.refused_until = self._now() + retry_after(error)
         managed.due = max(self._now() + pause, managed.refused_until)
@@ -288,7 +289,7 @@ def _is_newer(version: str, own: str) -> bool:
 
 
 def _reported(path: str, managed: _ManagedObject) -> str:
-    """Return the path in reports: many Events that cannot be written are one problem."""
+    """Return the path for reports: many Events that cannot be written are reported as one problem."""
     return path.rpartition("/")[0] if managed.once else path
 
 
@@ -304,8 +305,8 @@ class WriteBudget:
         """Start with a full bucket.
 
         Args:
-            per_second: Tokens that come in a second.
-            burst: The most that there are.
+            per_second: Tokens that are added in a second.
+            burst: The most tokens that the bucket holds.
         """
         self._per_second, self._burst = per_second, burst
         self._tokens, self._filled = float(burst), 0.0
@@ -315,7 +316,7 @@ class WriteBudget:
 
         Args:
             now: Seconds that only grow.
-            spare: This many tokens must be left after it.
+            spare: How many tokens must be left after the write.
         """
         grown = max(0.0, now - self._filled) * self._per_second
         self._tokens, self._filled = min(self._burst, self._tokens + grown), now

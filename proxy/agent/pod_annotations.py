@@ -13,7 +13,7 @@ from proxy.agent.objects.pod_events import PODS, annotated_pods, withdrawn, writ
 from proxy.agent.session import AgentSession
 
 DELAY_FACTOR = 30.0
-"""This many times longer than an object of the node the annotation of a pod may wait."""
+"""The annotation of a pod may wait this many times longer than an object of the node."""
 MODIFIED = "the object has been modified"
 """The message of a conflict with another write (kubernetes v1.36
 staging/src/k8s.io/apiserver/pkg/registry/generic/registry/store.go, OptimisticLockErrorMsg)."""
@@ -35,7 +35,7 @@ class PodAnnotations:
         self._has_looked = False
 
     def update(self, page: NodePage) -> None:
-        """Annotate the pods of a page whose CPUs were chosen here, and no others."""
+        """Annotate the pods of a page whose CPUs were chosen on this node, and no others."""
         patches = annotated_pods(page)
         for path in [path for path in self._patches if path not in patches]:
             self._remove(path)
@@ -80,9 +80,9 @@ class PodAnnotations:
         self._writer.withdraw(path, self._merge(path, withdrawn(patch)))
 
     def _merge(self, path: str, patch: JsonObject) -> Write:
-        """Return a write of a pod; a pod that is gone, or was replaced by another, needs none.
+        """Return a write of a pod; it does nothing for a pod that is gone or was replaced by another.
 
-        The API server gives up a patch of a pod that others change at the same time with a conflict, too.
+        If others change the pod at the same time, the API server gives up the patch with a conflict, too.
         """
 
         async def write() -> JsonObject | None:

@@ -5,7 +5,7 @@ and the writer (``object_writer``) writes those that differ. Which objects are p
 configuration and from the APIs that the cluster has; CRDs that are installed later are detected.
 
 Objects are owned by the Node object, so that they vanish with it. They are removed when the node is released.
-When the agent ends they stay: it is mostly started again soon.
+When the agent ends they stay, because it is usually started again soon.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ DISCOVER_S, RETURNS_S = 300.0, 10.0
 """Seconds between two readings of the APIs, and after one that lacks an API in use: an API server that has
 just started may not serve all CRDs yet."""
 RETRY_S = 2.0
-"""Seconds before the APIs are read again where the API server did not answer."""
+"""Seconds before the APIs are read again if the API server did not answer."""
 UNKNOWN_PAUSES = Backoff(2.0, 30.0)
-"""The same where it refused."""
+"""The same if it refused."""
 CANNOT_DISCOVER = "cannot read which APIs the cluster has"
 CANNOT_PUBLISH_TOPOLOGY = "cannot write the NodeResourceTopology of the node"
 FINGERPRINT_S, FIGURES_S = 0.5, 15.0
@@ -141,9 +141,10 @@ class Publisher:
             self._session.telemetry.resolved(CANNOT_PUBLISH_TOPOLOGY)
 
     def _drop_former(self) -> bool:
-        """Neither watch nor write objects in collections that are no longer the ones to publish in.
+        """Stop watching and writing objects in collections that are no longer used for publishing.
 
-        Two versions of NodeResourceTopology are views of one object: written in both, it would never settle.
+        Two versions of NodeResourceTopology are views of one object: if both were written, it would never
+        settle.
 
         Returns:
             Whether there were any.
@@ -198,12 +199,12 @@ class Publisher:
 
     @property
     def _numatopologies(self) -> str:
-        """The collection of Numatopology objects; empty where none is published."""
+        """The collection of Numatopology objects; empty if none is published."""
         return volcano.PATH if self._settings.numatopology and "nodeinfo.volcano.sh" in self._groups else ""
 
     @property
     def _topologies(self) -> str:
-        """The collection of NodeResourceTopology objects; empty where none is published."""
+        """The collection of NodeResourceTopology objects; empty if none is published."""
         versions = self._groups.get(nrt.GROUP, [])
         if not versions or self._settings.node_resource_topology is TopologyObject.NONE:
             return ""
@@ -298,7 +299,7 @@ class Publisher:
             if collection:
                 path = f"{collection}/{self._session.node}"
                 remove = partial(remove_object, self._session.api, path)
-                if path in self._existing:  # it may be of an earlier run
+                if path in self._existing:  # it may be from an earlier run
                     self.writer.want(path, None, remove)
                 self.writer.withdraw(path, remove)
         self._annotations.withdraw()

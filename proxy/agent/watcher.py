@@ -3,8 +3,8 @@
 Theory (Kubernetes API concepts, "Efficient detection of changes"). A list gives all objects and a resource
 version; a watch from that version gives each later change. When a watch ends, as it does after a while,
 the next one starts at the version of the last event, so nothing is missed and nothing is read twice.
-Bookmarks move the version forward while nothing changes. Where the server no longer has that version, it
-answers 410: the collection is listed again, and the objects that are gone are the difference.
+Bookmarks move the version forward while nothing changes. If the server no longer has that version, it answers
+410. Then the collection is listed again, and the objects that are missing in the list are gone.
 
 Memory is bounded twice: selectors choose the objects at the server, and ``digest`` keeps only the fields of
 each object that its reader needs.
@@ -64,7 +64,8 @@ class Watcher(Generic[T]):
         values: The result of ``digest`` for each object.
         listed: Set once the collection has been listed.
         is_open: Whether a watch is open, or about to be.
-        present: False where the API server does not have the collection, or does not permit to read it.
+        present: False if the API server does not have the collection, or does not permit the agent to read
+            it.
     """
 
     def __init__(
@@ -83,8 +84,8 @@ class Watcher(Generic[T]):
         Args:
             api: The API server.
             path: Of the collection.
-            digest: Returns the value to keep of an object; None: none. A ValueError is reported, and counts
-                as None.
+            digest: Returns the value to keep for an object; None to keep nothing. A ValueError is reported,
+                and counts as None.
             telemetry: Reports that the collection cannot be followed.
             selectors: ``fieldSelector``, ``labelSelector``.
             changed: Called with each key whose value is new, differs, or is gone (None).
@@ -116,7 +117,7 @@ class Watcher(Generic[T]):
 
     @property
     def version(self) -> str:
-        """The resource version of the copy; empty where the collection has to be listed."""
+        """The resource version of the copy; empty if the collection has to be listed."""
         return self._version
 
     async def run(self) -> None:

@@ -1,13 +1,13 @@
 """Find pods that prevent a placement: victims of a pod of higher priority, and moves that would free CPUs.
 
-Theory. A pod that is rejected for its topology needs room on one NUMA node, not anywhere. So for each NUMA
-node the pods that hold CPUs of it are removed, the least important and largest first, until the node would
-admit the pod; those that need not be removed are restored, the most important ones first. Of the NUMA nodes
-the one with the least important and fewest victims is chosen. The victims that kube-scheduler proposes are
-kept where they suffice.
+Theory. A pod that is rejected for its topology needs room on one NUMA node, not anywhere. So the search takes
+each NUMA node in turn and removes the pods that hold CPUs of it, the least important and largest first, until
+the node would admit the pod. It then restores the pods that need not be removed, the most important ones
+first. It chooses the NUMA node with the least important and fewest victims. The victims that kube-scheduler
+proposes are kept if they suffice.
 
-A move is the same with one pod: the waiting pod would fit if that pod went to another node, which would admit
-it. Only the proposal is made here; an operator or a descheduler moves the pod.
+A move is the same with one pod: the waiting pod would fit if that pod went to another node that would admit
+it. This module only proposes the move; an operator or a descheduler moves the pod.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.pod_demand import PodDemand
 
 MOST_NODES = 64
-"""The most nodes that one search for moves examines, and that one of its steps considers as targets."""
+"""The most nodes that one search for moves examines, and the most targets that one of its steps considers."""
 MOST_RESTORED = 16
-"""The most victims on one NUMA node of which it is tried whether they can be left."""
+"""The most victims on one NUMA node for which the search tries whether they can stay."""
 
 
 class Move(Struct, frozen=True):
@@ -54,14 +54,14 @@ def without_pods(
 ) -> SchedulableNode:
     """Return a node without some pods.
 
-    Objects show which CPUs a pod holds, if they list pods, and not which devices or memory. What they do not
-    show is given back to each NUMA node where a pod may hold it. So the node may be given more than becomes
-    free; the decision for the pod is made again when the victims have ended.
+    If the objects list pods, they show which CPUs a pod holds, but not which devices or memory. The devices
+    and memory are given back to each NUMA node where the pod may hold them. So the node may be given more
+    than becomes free; the decision for the pod is made again when the victims have ended.
 
     Args:
         node: The node as its objects show it.
         removed: Uids of the pods.
-        counted: Those of them that the objects count.
+        counted: Those of the removed pods that the objects count.
     """
     rules = node.rules
     shown = {pod: cpus for pod, cpus in node.shown.items() if pod not in removed}
@@ -90,14 +90,15 @@ def without_pods(
 
 
 def _by_core(machine: Machine, cpus: CpuSet) -> list[int]:
-    """Return CPUs core by core: whole cores are given back where they can be."""
+    """Return CPUs core by core, so that whole cores are given back if possible."""
     return sorted(cpus, key=lambda cpu: (machine.by_id[cpu].core, cpu))
 
 
 def _may_hold(node: SchedulableNode, pod: PodDemand, numa: int) -> bool:
     """Return whether a pod may hold devices and memory of a NUMA node.
 
-    Where the node admits it to one NUMA node only, as a whole, they are where its CPUs are.
+    If the node places the whole pod on a single NUMA node, its devices and memory are on the NUMA node of its
+    CPUs.
     """
     rules, cpus = node.rules, _held(node, pod)
     is_whole = rules.scope is Scope.POD or len(pod.spec.requests.containers) == 1
@@ -130,7 +131,7 @@ def choose_victims(
         pending: Uids of the pods that the object does not show yet.
 
     Returns:
-        Uids, with the proposed ones; None where no pods of lower priority make room.
+        Uids, with the proposed ones; None if no pods of lower priority make room.
     """
 
     def fits(removed: Collection[str]) -> bool:
@@ -209,8 +210,9 @@ def _fewest(
 ) -> tuple[str, ...] | None:
     """Remove pods in their order until there is room, then restore those that need not be removed.
 
-    How many have to be removed is found by halving, and the most important ``MOST_RESTORED`` are restored one
-    by one where they can be: each step takes the engine, and a node may have hundreds of pods.
+    A binary search finds how many have to be removed. Then the most important ``MOST_RESTORED`` are restored
+    one by one if they can be. This keeps the steps few: each step runs the engine, and a node may have
+    hundreds of pods.
     """
     keys = [pod.key for pod in candidates]
     if not keys or not fits([*first, *keys]):

@@ -1,8 +1,8 @@
 """The rules of a node that topoproxy's agent publishes, as attributes of its objects or as an annotation.
 
-Other programs write none of them, and an earlier agent only some: a rule that is absent does not apply. Where
-the floor of the shared pool is published, the CPUs that it keeps are known apart from reserved ones, and the
-engine keeps them as on the node: by their number, whichever they are.
+Other programs write none of these rules, and an earlier agent only some: a rule that is absent does not
+apply. If the floor of the shared pool is published, the CPUs that it keeps can be told from reserved ones.
+The engine then keeps them as on the node: it keeps their number, whichever CPUs they are.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from proxy.pools.topology_keys import (
 T = TypeVar("T")
 
 MOST = 100_000
-"""No machine has as many CPUs."""
+"""More CPUs than any machine has."""
 
 
 class AgentPolicies(Struct, frozen=True):
     """The rules of a node.
 
     Attributes:
-        scope: Of the topology manager; empty where it is not published.
+        scope: Of the topology manager; empty if it is not published.
         options: Options of the CPU manager.
         bind, strategy, closest: As those of ``proxy.engine.node.Node``.
         admission: How many CPUs may be owned.
@@ -80,7 +80,7 @@ def read_policies(everywhere: Mapping[str, str], by_id: Mapping[str, str]) -> Ag
 
     Args:
         everywhere: Those of all objects of the node.
-        by_id: Those of the object that names the CPUs of the node and of its pods; empty where none does.
+        by_id: Those of the object that names the CPUs of the node and of its pods; empty if no object does.
 
     Raises:
         ValueError: A policy has a wrong value; the text names it.

@@ -3,14 +3,14 @@
 Theory. Between the bind of a pod and the moment at which the object of its node counts the pod's CPUs, the
 object is stale, and a second pod could be given the same CPUs. kube-scheduler knows the same problem, and
 *assumes* a pod on its node before the bind has taken effect (AssumePod in
-pkg/scheduler/backend/cache/cache.go). Here each pod is assumed that is being bound or is bound, whichever
-program bound it. An assumed pod is *pending*, and counts in addition to the object, until
+pkg/scheduler/backend/cache/cache.go). Here each pod that is being bound or is bound is assumed, whichever
+program binds it. An assumed pod is *pending*, and counts in addition to the object, until
 
 - the object of the node shows the pod, with as many CPUs as its containers that stay hold;
 - the fingerprint of the node's object names exactly the pods that are bound to the node, and the pod runs: an
-  object that lists no pods says in this way which it counts;
+  object that lists no pods says in this way which pods it counts;
 - the pod has ended or is gone;
-- the pod has run for ``GRACE_S`` and the object still does not show it: the object does not show such pods;
+- the pod has run for ``GRACE_S`` and the object still does not show it: the object never shows such pods;
 - the bind was never seen: ``LOST_S`` after it began.
 
 A pod that is bound and does not run yet stays pending however long it takes: kubelet takes the CPUs when it
@@ -122,7 +122,7 @@ class AssumedPods:
         self._put(replace(assumed, counted=True))
 
     def drop(self, pod: str) -> str:
-        """Forget a pod; returns its node, empty where the pod was not assumed."""
+        """Forget a pod; returns its node, empty if the pod was not assumed."""
         node = self._node_of.pop(pod, "")
         if node:
             del self._by_node[node][pod]
@@ -135,7 +135,7 @@ class AssumedPods:
         return tuple(sorted(self._by_node.get(node, {}).values(), key=lambda assumed: assumed.sequence))
 
     def of_pod(self, pod: str) -> AssumedPod | None:
-        """Return the assumed pod with a key; None where it is not assumed."""
+        """Return the assumed pod with a key; None if it is not assumed."""
         node = self._node_of.get(pod)
         return None if node is None else self._by_node[node][pod]
 
@@ -145,9 +145,9 @@ class AssumedPods:
 
 
 def _resized(assumed: PodDemand, observed: PodDemand) -> PodDemand:
-    """Return the demand of an assumed pod, after a resize in place with what it requests now.
+    """Return the demand of an assumed pod; after a resize in place, with its new requests.
 
-    The CPUs that the bind has named stay named where the Pod object does not name any.
+    The CPUs that the bind has named stay named if the Pod object does not name any.
     """
     if assumed.spec.requests == observed.spec.requests:
         return assumed

@@ -1,17 +1,19 @@
 """Decide for one node whether it would admit a pod, and where it would place it.
 
 Theory. The engine that runs on the nodes decides here too (``proxy.engine.pod_dry_run``). The object of the
-node becomes a state of the engine, in which all CPUs that are not free are held. The pods that are assumed on
-the node and that the object does not show yet arrive in their order; then the pod arrives.
+node becomes a state of the engine, in which all CPUs that are not free are held. First the pending pods
+arrive in their order: those that are assumed on the node and that the object does not show yet. Then the pod
+itself arrives.
 
-kubelet does not keep that order. It handles pods of one watch event by their creation, and pods of several
-events as they were bound, and binds that are under way at the same time end in any order. With a strict
-topology policy the order can decide: a small pod that comes first takes the lowest NUMA node, where the large
-one fitted, or a CPU that the scheduler has named for another pod. So where pods are pending, the pod fits
-only if all of them are admitted in every order (``_refused_in_some_order``). A pod of one container without
-named CPUs needs no trial under ``single-numa-node`` where this many CPUs are free that it finds a NUMA node
-after all others, wherever these are: a pod of s CPUs is refused only if all n NUMA nodes have at most s - 1
-left. Where too many pods are pending for a trial, the node takes no more until it shows some.
+kubelet does not keep that order. It handles the pods of one watch event in the order of their creation, and
+the pods of several events in the order of their binds; and binds that are under way at the same time end in
+any order. With a strict topology policy the order can decide: a small pod that comes first takes the only
+NUMA node on which the large pod would fit, or a CPU that the scheduler has named for another pod. So if pods
+are pending, the pod fits only if all of them are admitted in every order (``_refused_in_some_order``). Under
+``single-numa-node`` a pod of one container without named CPUs needs no trial if enough CPUs are free for it
+to find a NUMA node after all others, wherever these are: a pod of s CPUs is refused only if each of the n
+NUMA nodes has at most s - 1 CPUs left. If too many pods are pending for a trial, the node takes no more pods
+until its object shows some of them.
 
 Volcano's predicate (Volcano v1.12 pkg/scheduler/plugins/numaaware ``predicateFn``) comes first: a pod with
 the annotation ``volcano.sh/numa-topology-policy`` needs a node with that policy and a static CPU manager.
@@ -55,7 +57,7 @@ NOT_STATIC = "CPUManagerNotStatic"
 OTHER_POLICY = "TopologyPolicyDiffers"
 REORDERED = "PendingPodsConflict"
 MOST_SETS = 32
-"""The most sets of pending pods that are tried; five different pods have as many."""
+"""The most sets of pending pods that are tried: as many as five different pods have."""
 
 
 class NodeVerdict(Struct, frozen=True):
@@ -63,7 +65,7 @@ class NodeVerdict(Struct, frozen=True):
 
     Attributes:
         fits: Whether the node would admit the pod.
-        reason: A short CamelCase reason such as ``TopologyAffinityError``; empty where it fits.
+        reason: A short CamelCase reason such as ``TopologyAffinityError``; empty if it fits.
         message: The reason as text.
         numa_nodes: NUMA nodes of the CPUs, memory and devices that it would get.
         cpus: The CPUs that its containers would own together.
@@ -89,7 +91,7 @@ class ExpectedNode(Struct, frozen=True):
     Attributes:
         node: The node as its objects show it.
         shown: The state of the engine that they show.
-        state: The same after the pending pods have come in the order of their binds.
+        state: The state after the pending pods have arrived in the order of their binds.
         pending: The pods.
         lost: The pending pods that the node would reject.
         ended: CPUs of pods that have ended and that the objects still show, in the order of their ends.
@@ -135,7 +137,7 @@ def evaluate(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
         return NodeVerdict(fits=False, reason=reason, message=outcome.verdict.operator_message)
     verdict = _placed(node.rules, outcome)
     if demand.pod.qos in STRICT and verdict.cpus:
-        demand = with_cpus(demand, resource_status(node, verdict))  # it comes with the CPUs of this order
+        demand = with_cpus(demand, resource_status(node, verdict))  # it arrives with the CPUs of this order
     pods = (*expected.pending, demand)
     kinds = Counter(pod.signature for pod in pods)
     if not expected.pending or (len(kinds) == 1 and not expected.ended):
@@ -182,7 +184,7 @@ def shown_state(node: SchedulableNode) -> NodeState:
 
 
 def _reservations(node: SchedulableNode, pod_cpus: CpuSet) -> dict[str, ReservationCpus]:
-    """Return the CPUs that the object shows as taken, by pod; without a pod where it does not name one."""
+    """Return the CPUs that the object shows as taken, by pod; under no pod if it names none."""
     reservations: dict[str, ReservationCpus] = {}
     for uid, cpus in (*node.shown.items(), ("", pod_cpus)):
         if taken := cpus & pod_cpus:
@@ -195,14 +197,15 @@ def _reservations(node: SchedulableNode, pod_cpus: CpuSet) -> dict[str, Reservat
 def _one_of(rules: Node, pod_cpus: CpuSet) -> CpuSet:
     """Return one of the CPUs of pods, if possible of a core that they own as a whole.
 
-    Under ``full-pcpus-only`` the sibling of a reserved CPU may have an owner, and that of an owned CPU not.
+    Under ``full-pcpus-only`` the sibling of a reserved CPU may have an owner, but the sibling of an owned CPU
+    must not have another one.
     """
     whole = (core for core in rules.machine.cores.values() if core <= pod_cpus)
     return CpuSet([next(whole, pod_cpus).first()])
 
 
 def _with_memory(provider: Provider, rows: MemoryRows) -> Provider:
-    """Return a provider; that of memory with what the objects show as held."""
+    """Return a provider; the memory provider with the memory that the objects show as held."""
     if type(provider) is not MemoryProvider:
         return provider
     state, blocks = provider.state, []
@@ -265,7 +268,7 @@ def _volcano_mismatch(rules: Node, demand: PodDemand) -> NodeVerdict | None:
 
 
 def _run(node: SchedulableNode, state: NodeState, demand: PodDemand) -> DryRunOutcome:
-    """Run a pod on a node; one that gets CPUs although the CPU manager is not static, as if it were."""
+    """Run a pod on a node; as under a static CPU manager if koordlet gives the pod its CPUs."""
     rules = state.node
     if node.is_static_for(demand) is rules.static:
         return dry_run(state, demand.arrival())
@@ -311,13 +314,13 @@ def _possibly_rejected(node: SchedulableNode, pods: Sequence[PodDemand]) -> int:
 def _refused_in_some_order(
     expected: ExpectedNode, demand: PodDemand, possibly_rejected: int
 ) -> PodDemand | None:
-    """Return a pod that would be rejected if pods came to the node in some order; None where there is none.
+    """Return a pod that would be rejected if the pods came to the node in some order; None if there is none.
 
-    Orders begin alike, and most beginnings with the same pods leave the same CPUs. So the states that a set
-    of pods may leave follow from those of the sets with one pod less, and equal ones are kept once. Pods with
-    equal demands need one order among them, and so do the ends of pods that the objects still show. Where
-    only pods are left that are sure to be admitted, nothing is tried. A pending pod that is refused in the
-    order of the binds has no place to lose.
+    Many orders begin alike, and most beginnings with the same pods leave the same CPUs. So the states that a
+    set of pods may leave follow from those of the sets with one pod less, and equal states are kept once.
+    Pods with equal demands need only one order among them, and so do the ends of pods that the objects still
+    show. If all pods that are left are sure to be admitted, nothing more is tried. A pending pod that is
+    refused in the order of the binds does not count: it has no place to lose.
 
     Args:
         expected: The node with its pending pods.
@@ -338,7 +341,7 @@ def _refused_in_some_order(
         for came, states in states_of.items():
             for at, turn in enumerate(turns if possibly_rejected & ~came else ()):
                 if equal[at] & (2 << at) - 1 & ~came != 1 << at:
-                    continue  # it has come, or one like it comes first
+                    continue  # it has arrived, or an equal one arrives first
                 after = further.setdefault(came | 1 << at, [])
                 for before in states:
                     state, refused = _after(expected.node, before, turn)
@@ -353,7 +356,7 @@ def _refused_in_some_order(
 def _after(
     node: SchedulableNode, state: NodeState, turn: PodDemand | CpuSet
 ) -> tuple[NodeState, PodDemand | None]:
-    """Return the node after a pod came, and that pod if it is rejected; or after CPUs became free."""
+    """Return the state after a pod arrived, and the pod if it is rejected; or after CPUs became free."""
     if isinstance(turn, PodDemand):
         after, refused = _arrive(node, state, (turn,))
         return after, refused[0] if refused else None

@@ -6,16 +6,16 @@ NUMA node, policy and scope, devices), and the Node object (labels and annotatio
 read by ``numatopology`` and ``resource_topology`` and joined here.
 
 CPUs. A Numatopology names them. Without one, Koordinator's annotations do. With amounts only, as NFD writes
-them, each NUMA node gets as many CPUs as it has capacity, numbered from 0: whether a pod fits is right, the
-ids are not, and threads of a core are unknown.
+them, each NUMA node gets as many CPUs as it has capacity, numbered from 0. Then the answer whether a pod fits
+is right, but the CPU ids are not, and it is unknown which threads share a core.
 
 Policies. The Node object and the other objects are combined by the same rules as on the node
-(``proxy.engine.node_policy``). Where only NFD describes the node, the CPU manager counts as static: NFD does
-not report it, and a policy of the topology manager has little meaning without it.
+(``proxy.engine.node_policy``). If only NFD describes the node, the CPU manager counts as static: NFD does not
+report it, and a policy of the topology manager has little meaning without a static CPU manager.
 
-Memory counts only where an object says that the memory manager is static: a node without one refuses no pod
-for it. Held memory counts on each NUMA node by itself, because objects do not show which containers hold
-memory of several nodes together.
+Memory counts only if an object says that the memory manager is static: a node without a static memory manager
+refuses no pod for lack of memory on a NUMA node. Held memory counts on each NUMA node by itself, because
+objects do not show which containers hold memory of several nodes together.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DeviceCounts = Mapping[str, Mapping[int, tuple[int, int]]]
 """Resource to NUMA node to the number of all devices and of free ones."""
 _NO_LABELS = NodeMeta()
 _KEPT = 1
-"""Bytes in reserve on each NUMA node: the amounts are without kubelet's reserve, and the engine needs one."""
+"""Bytes reserved on each NUMA node: the amounts are without kubelet's reserve, but the engine needs one."""
 
 
 def largest_of(node: SchedulableNode) -> int:
@@ -65,7 +65,7 @@ def largest_of(node: SchedulableNode) -> int:
 def counts_of(node: SchedulableNode) -> tuple[object, ...]:
     """Return the counts on which a verdict depends: free CPUs, cores, devices and tenants by NUMA node.
 
-    Of the cores that are not wholly free, those where only reserved CPUs are missing are counted too.
+    Cores that are not wholly free, but of which only reserved CPUs are missing, are counted separately too.
     """
     free, machine, reserved = node.free.bits, node.rules.machine, node.reserved.bits
     cores: dict[int | None, tuple[int, int, int, int]] = {}
@@ -104,10 +104,10 @@ class SchedulableNode(Struct, frozen=True):
         reserved: CPUs that no owner gets, whichever pods end.
         free: CPUs that a new owner may get.
         devices: Devices by NUMA node.
-        memory: Memory by NUMA node, where it is counted.
+        memory: Memory by NUMA node, if it is counted.
         shown: Uids of the pods that the object counts already, and the CPUs that it shows for them.
         counts_named: Whether the object counts CPUs that the annotation of a pod names.
-        fingerprint: Of all pods that the NodeResourceTopology counts; empty where it has none.
+        fingerprint: Of all pods that the NodeResourceTopology counts; empty if it has none.
         has_amounts: Whether free CPUs follow from amounts of the NodeResourceTopology, which names no pods.
         by_koordlet: Whether LSE and LSR pods get the CPUs that a scheduler names although the CPU manager is
             not static (Koordinator v1.8 pkg/scheduler/plugins/nodenumaresource/plugin.go, PreFilter).
@@ -144,12 +144,12 @@ def join_facts(
 
     Args:
         name: Of the node.
-        meta: Its Node object; None where it is not known.
+        meta: Its Node object; None if it is not known.
         numa: Its Numatopology.
         zones: Its NodeResourceTopology.
 
     Raises:
-        UnknownNodeError: They are incomplete, or contradict each other.
+        UnknownNodeError: The objects are incomplete, or contradict each other.
     """
     if numa is None and zones is None:
         raise UnknownNodeError("it has neither a Numatopology nor a NodeResourceTopology")
@@ -188,7 +188,7 @@ def join_facts(
 
 
 def _agent_policies(numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None) -> AgentPolicies:
-    """Return what topoproxy's agent says of the rules of a node.
+    """Return the rules of a node as topoproxy's agent publishes them.
 
     Raises:
         UnknownNodeError: A policy has a wrong value.
@@ -206,7 +206,7 @@ def _agent_policies(numa: NumatopologyFacts | None, zones: ResourceTopologyFacts
 def _manager(
     numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None, agent: AgentPolicies
 ) -> CpuManager:
-    """Return the settings of kubelet's managers, or of those of topoproxy in their place."""
+    """Return the settings of kubelet's managers, or of topoproxy's managers if these replace them."""
     policy = (numa.cpu_policy if numa else "") or (zones.cpu_policy if zones else "") or "static"
     topology = (zones.policy if zones else "") or (numa.policy if numa else "")
     scope = (zones.scope if zones else "") or agent.scope
@@ -233,7 +233,7 @@ def _hashable(manager: CpuManager) -> tuple[str, str, str, int, tuple[tuple[str,
 
 
 class _RuleInputs(NamedTuple):
-    """What the rules of a node follow from; equal for nodes that are alike."""
+    """The facts from which the rules of a node follow; equal for nodes that are alike."""
 
     rows: CpuRows
     zones: tuple[int, ...]
@@ -246,7 +246,7 @@ class _RuleInputs(NamedTuple):
 
 
 _RULES_IN_USE: WeakValueDictionary[_RuleInputs, Node] = WeakValueDictionary()
-"""The rules that some node has."""
+"""The rules that at least one node has."""
 
 
 def _rules(inputs: _RuleInputs) -> Node:
@@ -268,7 +268,7 @@ def _make_rules(inputs: _RuleInputs) -> Node:
         raise UnknownNodeError(str(error)) from None
     if not agent.knows_floor:
         # Reserved CPUs and those of the floor look alike in the objects, and only the latter always stay in
-        # the pool. kubelet admits pods also where the pool is left empty.
+        # the pool. kubelet admits pods even if the pool is left empty.
         parsed = replace(parsed, strict_cpu_reservation=False)
     reserve = {numa.id: {MEMORY: _KEPT} for numa in machine.nodes} if memory else None
     topology = CpuTopology.of(machine)
@@ -310,8 +310,8 @@ def machine_of(
     Args:
         rows: The CPUs.
         distances: Of each NUMA node to all of them.
-        memory: NUMA node, resource and the bytes that pods may have of it; empty where it is not counted.
-        zones: NUMA nodes, also those that have memory or devices and no CPUs.
+        memory: NUMA node, resource and the bytes that pods may have of it; empty if memory is not counted.
+        zones: NUMA nodes, including those that have memory or devices but no CPUs.
     """
     cores: dict[tuple[int, int, int], int] = {}
     sockets: dict[int, int] = {}
@@ -345,7 +345,7 @@ def machine_of(
 def _sizes(
     numa: int, memory: tuple[tuple[int, str, int], ...]
 ) -> tuple[int | None, dict[int, HugePages] | None]:
-    """Return the memory of a NUMA node with its huge pages and the reserve, and its huge pages by KiB.
+    """Return the memory of a NUMA node with its huge pages and the reserve, and its huge pages by page size.
 
     Raises:
         UnknownNodeError: The name of a resource has no size of huge pages.
@@ -370,8 +370,8 @@ def _checked(distance: tuple[int, ...], count: int) -> tuple[int, ...]:
 def _reserve(rules: Node, numa: NumatopologyFacts | None, free: CpuSet) -> CpuSet:
     """Return the CPUs that stay without an owner.
 
-    Where the object names an amount, they are chosen as kubelet chooses them. Where it lists its pods
-    instead, they are the CPUs that are neither free nor held by a pod.
+    If the object names an amount, the CPUs are chosen as kubelet chooses them. If it lists its pods instead,
+    they are the CPUs that are neither free nor held by a pod.
 
     Raises:
         UnknownNodeError: The amount cannot be reserved on this machine.

@@ -1,4 +1,4 @@
-"""What is known of one node of the table: its facts, and the pods that are bound to it or assumed there."""
+"""One node of the table: its facts, and the pods that are bound to it or assumed there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from proxy.scheduler.taints import Taint
 
 NOT_KNOWN = "no object describes the node"
 JOIN_S = 60.0
-"""For how long an object is expected of a node that has joined: the agent has to be started there first."""
+"""How long the table waits for the object of a node that has joined: its agent has to start first."""
 COUNTED = ("cpu", MEMORY)
 
 
@@ -26,7 +26,7 @@ class NodeRow(Struct):
     """One node of the table.
 
     Attributes:
-        node: The facts of the node; None where nothing can be decided for it.
+        node: The facts of the node; None if nothing can be decided for it.
         problem: Why nothing can be decided for it; empty otherwise.
         pending: The assumed pods that the object of the node does not show.
         counts: What verdicts depend on besides the pending pods.
@@ -37,7 +37,7 @@ class NodeRow(Struct):
         requested: What the bound pods request, together.
         pods: The bound pods by key: their namespaces and names.
         ended: Pods that the object still shows although they have ended.
-        joined: When the Node object was created; an older one than the table has no time.
+        joined: When the Node object was created; a Node object that is older than the table has no time.
     """
 
     node: SchedulableNode | None = None

@@ -1,23 +1,23 @@
 """All nodes in a form that allows quick decisions about many pods.
 
 Theory. Deciding for one node takes the engine about a millisecond, and a pod has thousands of candidates. But
-nodes are alike: two nodes with the same hardware and policies, as many free CPUs, whole and broken cores and
-devices on each NUMA node, and the same pending pods give the same verdict, and so do replicas of a workload.
-So each node has a *class*, a number for all that a verdict depends on, which is computed again only when its
-objects or its pending pods change; and verdicts are kept by demand and class. Examining a candidate is then
-one look-up in a table, and the engine runs only for classes that a demand has not met: those of the nodes
-that changed since.
+nodes are alike. Two nodes give the same verdict if they have the same hardware, policies and pending pods,
+and on each NUMA node as many free CPUs, whole and broken cores, and devices. Replicas of a workload get the
+same verdict too. So each node has a *class*, a number for all that a verdict depends on. The class is
+computed again only when the node's objects or its pending pods change. Verdicts are kept by demand and class.
+Examining a candidate is then one look-up in a table, and the engine runs only for classes that a demand has
+not met: those of the nodes that have changed since.
 
-Where the counts alone decide, the engine is not called: fewer free CPUs than the pod owns at once, and
-under ``single-numa-node`` fewer on every NUMA node than its largest container owns. A pod owns none where the
-CPU manager is not static, or where its QoS class owns none, unless an annotation names its CPUs.
+If the counts alone decide, the engine is not called: if fewer CPUs are free than the pod owns at once, or,
+under ``single-numa-node``, if fewer are free on every NUMA node than its largest container owns. A pod owns
+no CPUs if the CPU manager is not static or if its QoS class owns none, unless an annotation names its CPUs.
 
-A demand that is new meets many classes at once. Then at most ``NEW_CLASSES`` of them are evaluated once
-enough candidates fit, and the candidates of other classes are left out of this answer, as a scheduler leaves
-out nodes by ``percentageOfNodesToScore``. Where too few fit, all are evaluated.
+A new demand meets many classes at once. If enough candidates fit, at most ``NEW_CLASSES`` of them are
+evaluated, and the candidates of other classes are left out of this answer, as a scheduler leaves out nodes by
+``percentageOfNodesToScore``. If too few fit, all are evaluated.
 
-Where a class were too coarse, the pod would still not be bound in error: ``place`` decides with the CPUs
-themselves, and that is what a bind relies on.
+Even if a class were too coarse, the pod would not be bound in error: a bind relies on ``place``, which
+decides with the CPUs themselves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MOST_VERDICTS = 400_000
 MOST_SIGNATURES = 20_000
 MOST_CLASSES = 200_000
 SPARE_SHAPES = 100
-"""Shapes beyond two for each node after which those that no node has any more are forgotten."""
+"""With more shapes than two for each node plus this many, those that no node has any more are forgotten."""
 UNKNOWN = "UnknownNode"
 NOT_EVALUATED = "NotEvaluated"
 TOO_FEW_CPUS = "InsufficientCPUs"
@@ -102,7 +102,7 @@ class NodeTable:
         Args:
             name: Of the node.
             allocatable: Thousandths of CPUs, bytes.
-            now: The clock, where a Node object that was not there before has been created.
+            now: The clock, if the Node object has just been created.
         """
         row = self._rows.setdefault(name, NodeRow())
         if not row.allocatable:
@@ -122,7 +122,7 @@ class NodeTable:
             self._drop_if_empty(name)
 
     def node(self, name: str) -> SchedulableNode | None:
-        """Return the facts of a node; None where nothing can be decided for it."""
+        """Return the facts of a node; None if nothing can be decided for it."""
         row = self._rows.get(name)
         return row.node if row else None
 
@@ -204,7 +204,7 @@ class NodeTable:
         return row.pending if row else ()
 
     def assumed_pod(self, pod: str) -> AssumedPod | None:
-        """Return the assumed pod with a key; None where it is not assumed."""
+        """Return the assumed pod with a key; None if it is not assumed."""
         return self._assumed_pods.of_pod(pod)
 
     def names(self) -> Iterable[str]:
@@ -269,7 +269,7 @@ class NodeTable:
         if not demand.aligned:
             return FITS
         self.evaluations += 1
-        if any(assumed.pod == demand.key for assumed in row.pending):  # an earlier bind of it
+        if any(assumed.pod == demand.key for assumed in row.pending):  # an earlier bind of the pod
             other_demands = [assumed.demand for assumed in row.pending if assumed.pod != demand.key]
             return evaluate(demand, expect(row.node, other_demands, row.ended_cpus()))
         return evaluate(demand, row.expected())
@@ -289,7 +289,7 @@ class NodeTable:
     def known_verdict(
         self, name: str, demand: PodDemand, verdicts: Mapping[int, NodeVerdict]
     ) -> NodeVerdict | None:
-        """Return the verdict for a candidate as far as it is known; None where the engine has to be called.
+        """Return the verdict for a candidate if it is known; None if the engine has to be called.
 
         Args:
             name: The candidate.
@@ -314,7 +314,7 @@ class NodeTable:
         return None
 
     def verdict(self, name: str, demand: PodDemand, verdicts: dict[int, NodeVerdict]) -> NodeVerdict:
-        """Return the verdict for a candidate; the engine is called where that is necessary.
+        """Return the verdict for a candidate; the engine is called if necessary.
 
         Args:
             name: The candidate.
@@ -356,7 +356,7 @@ class NodeTable:
     def _count(self, name: str, demand: PodDemand) -> None:
         before = self._pods.get(demand.key)
         if before is not None and before.node == name and before.needs == demand.needs:
-            return  # else it was bound to another node, or resized in place
+            return  # otherwise it was bound to another node, or resized in place
         if before is not None:
             self._subtract_pod(before)
         self._pods[demand.key] = demand if demand.node == name else replace(demand, node=name)
@@ -368,7 +368,7 @@ class NodeTable:
             self._drop_if_empty(demand.node)
 
     def _drop_if_empty(self, name: str) -> None:
-        """Forget the row of a node that does not exist once no pod is bound to it."""
+        """Forget the row of a node that does not exist as soon as no pod is bound to it."""
         row = self._rows[name]
         if not (row.pods or row.allocatable or row.node):
             del self._rows[name]
@@ -379,11 +379,11 @@ class NodeTable:
         return demand.holds or bool(row and row.node and row.node.memory and demand.holds_memory)
 
     def _confirm(self, name: str, now: float) -> None:
-        """End the pending state of running pods where a fingerprint names exactly the pods that are bound."""
+        """End the pending state of running pods if a fingerprint names exactly the pods that are bound."""
         row = self._rows.get(name)
         if row is None or row.node is None or not row.node.fingerprint:
             return
-        # CPUs that another object shows are looked up there, pod by pod.
+        # If another object shows CPUs, the pods that hold some are looked up there one by one.
         waiting = [
             assumed for assumed in row.pending
             if assumed.running_since is not None and (row.node.has_amounts or not assumed.demand.lasting)
@@ -423,7 +423,7 @@ class NodeTable:
     def _numa_score(
         self, name: str, demand: PodDemand, verdicts: dict[int, NodeVerdict], strategy: Strategy
     ) -> int:
-        """Score the NUMA nodes that a pod would use; the whole node where it would use none by itself."""
+        """Score the NUMA nodes that a pod would use; the whole node if the pod is not aligned."""
         node = self.node(name)
         way = numa_strategy(strategy, node.rules.strategy if node else NumaStrategy.NONE)
         assert way is not None

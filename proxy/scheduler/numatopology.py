@@ -1,7 +1,7 @@
 """Read a Numatopology of Volcano (nodeinfo.volcano.sh/v1alpha1).
 
-See volcano-sh/apis v1.12 pkg/apis/nodeinfo/v1alpha1/numatopo_types.go. A number of ``cpuDetail`` that is 0 is
-absent there. Core ids are unique within a socket only.
+See volcano-sh/apis v1.12 pkg/apis/nodeinfo/v1alpha1/numatopo_types.go. A number in ``cpuDetail`` that is 0 is
+left out of the object. Core ids are unique within a socket only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NumatopologyFacts(Struct, frozen=True):
         cpu_policy, policy: Of the CPU manager and of the topology manager.
         reserve: How many CPUs kubelet reserves; it chooses them itself.
         shown: CPUs of the pods that the object lists, by uid; None where it lists no pods at all.
-        policies: What topoproxy's agent says of the rules of the node, by name.
+        policies: The rules of the node that topoproxy's agent publishes, by name.
     """
 
     cpus: CpuRows
@@ -76,7 +76,7 @@ def _cpus(raw: object) -> CpuRows:
 
 @functools.lru_cache(maxsize=64)
 def _rows(text: bytes) -> CpuRows:
-    """Read the CPUs; cached, as most nodes of a cluster have the same, and each pod updates the object."""
+    """Read the CPUs; cached: most nodes of a cluster have the same, and each pod updates the object."""
     rows = []
     for name, value in msgspec.json.decode(text).items():
         if not (isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < 6):

@@ -1,10 +1,11 @@
 """The demand of a pod on a node, read from its Pod object.
 
-A demand is the input of the engine of the node (``proxy.engine.pod_dry_run``), and a signature:
-pods with equal signatures get equal answers from equal nodes, so replicas of a workload are evaluated once.
+A demand is the input of the engine of the node (``proxy.engine.pod_dry_run``). It also has a signature: pods
+with equal signatures get equal answers from equal nodes, so replicas of a workload are evaluated once.
 
-The annotation ``resource-status`` of an unbound pod is ignored: the scheduler writes it, and an annotation by
-the pod's author must not reserve CPUs. That of a bound pod is read: its node follows it.
+The annotation ``resource-status`` of an unbound pod is ignored: only the scheduler may write it, and an
+annotation by the pod's author must not reserve CPUs. The annotation of a bound pod is read: its node follows
+it.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class PodDemand(Struct, frozen=True):
     """The demand of a pod.
 
     Attributes:
-        key: The uid of the pod; where the object has none, ``namespace/name``.
-        spec: The Pod object, as far as placement reads it.
+        key: The uid of the pod; if the object has none, ``namespace/name``.
+        spec: The part of the Pod object that placement reads.
         pod: The facts that the engine reads.
         signature: Equal for pods that demand the same.
         exclusive: The most exclusive CPUs that its containers hold at any time.
@@ -49,8 +50,8 @@ class PodDemand(Struct, frozen=True):
         needs: The amounts that the scheduler subtracts from a node, with the overhead of the runtime class:
             thousandths of CPUs, bytes, pieces.
         priority: ``spec.priority``.
-        node: ``spec.nodeName``; empty while it is not bound.
-        tolerations: Its tolerations while it is not bound.
+        node: ``spec.nodeName``; empty while the pod is not bound.
+        tolerations: Its tolerations; empty once the pod is bound.
     """
 
     key: str
@@ -72,7 +73,7 @@ class PodDemand(Struct, frozen=True):
 
     @property
     def volcano_policy(self) -> TopologyPolicy | None:
-        """The policy that Volcano's annotation demands of the node; None where it demands none."""
+        """The policy that Volcano's annotation demands of the node; None if it demands none."""
         policy = self.pod.volcano_policy
         return None if policy is TopologyPolicy.NONE else policy
 
@@ -111,7 +112,7 @@ class PodDemand(Struct, frozen=True):
 
     @property
     def largest(self) -> int:
-        """Most CPUs that one container owns, where the policy of the node alone aligns the pod; else 0."""
+        """The most CPUs that one container owns if the node's policy alone aligns the pod; otherwise 0."""
         if not self.exclusive or self.pod.qos in STRICT or self.pod.aligned is not NumaPolicy.NONE:
             return 0
         requests = self.spec.requests
@@ -151,7 +152,7 @@ def demand_of(spec: PodSpec, node: str = "", priority: int = 0) -> PodDemand:
 
     Args:
         spec: The pod.
-        node: The node that it is bound to; empty while it is not.
+        node: The node that it is bound to; empty while the pod is not bound.
         priority: ``spec.priority``.
     """
     key = spec.uid or f"{spec.namespace}/{spec.name}"

@@ -3,13 +3,13 @@
 Versions v1alpha1 and v1alpha2 of topology.node.k8s.io differ in ``attributes`` only. A zone of type ``Node``
 is a NUMA node, called ``node-N``; other zones are left out.
 
-Memory is counted by NUMA node where kubelet's memory manager is Static. topoproxy says so by an attribute.
-NFD's topology-updater says it by the memory that it shows: it writes what kubelet's GetAllocatableResources
-has, which is none without a static memory manager (node-feature-discovery v0.17
+Memory is counted by NUMA node if kubelet's memory manager is Static. topoproxy says so by an attribute. NFD's
+topology-updater says so by showing memory at all: it writes the memory that kubelet's GetAllocatableResources
+returns, and this is none without a static memory manager (node-feature-discovery v0.17
 pkg/resourcemonitor/noderesourcesaggregator.go, makeNodeAllocatable; kubernetes v1.36
 pkg/kubelet/cm/memorymanager/policy_none.go). Koordinator and nri-plugins write the memory of all machines.
 
-Where ``topologyManagerPolicy`` is no attribute, the deprecated ``topologyPolicies`` counts: one word for
+If there is no attribute ``topologyManagerPolicy``, the deprecated ``topologyPolicies`` counts: one word for
 policy and scope, such as ``SingleNUMANodePodLevel``.
 """
 
@@ -72,16 +72,16 @@ class ResourceTopologyFacts(Struct, frozen=True):
 
     Attributes:
         zones: NUMA node to resource to amounts; CPUs in thousandths.
-        distances: NUMA node and its distances, in ascending order of nodes; empty where unknown.
-        policy, scope: Of the topology manager; empty where the object has none.
+        distances: NUMA node and its distances, in ascending order of nodes; empty if unknown.
+        policy, scope: Of the topology manager; empty if the object has none.
         cpu_policy: Of the CPU manager that decides on the node.
-        options, reserved: Of kubelet's CPU manager, by Koordinator's annotation; where topoproxy says which
-            policy is in effect, kubelet's options are not.
+        options, reserved: Of kubelet's CPU manager, by Koordinator's annotation; if topoproxy says which
+            policy is in effect, kubelet's options are ignored.
         rows: CPUs by Koordinator's annotation.
         shown: CPUs of the pods that Koordinator's annotation lists, by uid.
         counts_memory: Whether memory is counted by NUMA node.
-        policies: What topoproxy's agent says of the rules of the node, by name.
-        fingerprint: Of all pods that the object counts; empty where it has none.
+        policies: The rules of the node that topoproxy's agent publishes, by name.
+        fingerprint: Of all pods that the object counts; empty if it has none.
         by_koordlet: Whether Koordinator's agent describes the node: its LSE and LSR pods get the CPUs that a
             scheduler names, whichever policy kubelet's CPU manager has.
     """
@@ -102,7 +102,7 @@ class ResourceTopologyFacts(Struct, frozen=True):
 
     @property
     def memory(self) -> MemoryRows:
-        """Memory and huge pages, where they are counted."""
+        """Memory and huge pages, if they are counted."""
         if not self.counts_memory:
             return ()
         return tuple(
@@ -114,7 +114,7 @@ class ResourceTopologyFacts(Struct, frozen=True):
 
     @property
     def devices(self) -> dict[str, dict[int, tuple[int, int]]]:
-        """Devices by resource and NUMA node: the number of all, and of the free ones."""
+        """Devices by resource and NUMA node: the number of all devices and of the free ones."""
         devices: dict[str, dict[int, tuple[int, int]]] = {}
         for numa, resources in self.zones.items():
             for name, amounts in resources.items():
@@ -123,7 +123,7 @@ class ResourceTopologyFacts(Struct, frozen=True):
         return devices
 
     def cpu_rows(self) -> CpuRows:
-        """Return the CPUs: named ones, else as many as each NUMA node has, numbered from 0."""
+        """Return the CPUs that are named; if none are, as many as each NUMA node has, numbered from 0."""
         if self.rows:
             return self.rows
         rows: list[tuple[int, int, int, int]] = []
@@ -134,7 +134,7 @@ class ResourceTopologyFacts(Struct, frozen=True):
         return tuple(rows)
 
     def free(self, everything: CpuSet) -> CpuSet:
-        """Return the CPUs that are free: those that no pod holds, else the last of each NUMA node."""
+        """Return the free CPUs: those that no pod holds, or by amount the last ones of each NUMA node."""
         if self.rows:
             pod_cpus = union(cpus.bits for cpus in self.shown.values())
             return everything - CpuSet.from_bits(pod_cpus) - self.reserved
@@ -239,7 +239,7 @@ def _amounts(resource: Fields) -> ZoneAmounts:
 def _distances(
     zones: Mapping[int, object], costs: Mapping[int, Mapping[int, int]]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the distance table; empty where it is not complete."""
+    """Return the distance table; empty if it is not complete."""
     nodes = sorted(zones)
     if any(other not in costs.get(numa, {}) for numa in nodes for other in nodes):
         return ()
@@ -253,7 +253,7 @@ def _rows(annotations: Mapping[str, Any]) -> CpuRows:
     # Read without the limit on entries, which is meant for annotations of pods: machines have more CPUs.
     detail = Fields.parse(str(text)).get("detail")
     if not isinstance(detail, list):
-        raise ValueError(f"annotation {CPU_TOPOLOGY}: detail is not a list")  # noqa: TRY004  one kind of error
+        raise ValueError(f"annotation {CPU_TOPOLOGY}: detail is not a list")  # noqa: TRY004  one error kind
     rows = (Fields(each, CPU_TOPOLOGY) for each in detail)
     numbers = (
         (row.number("id"), row.number("core"), row.number("socket"), row.number("node")) for row in rows

@@ -1,17 +1,19 @@
 """Scores of nodes, 0 to 100.
 
-Volcano's (Volcano v1.12 pkg/scheduler/plugins/numaaware ``batchNodeOrderFn``): with c NUMA nodes on a node
-and at most max over the candidates, weight x (100 - 100 x c / max) in whole numbers. Only the relation
+Volcano's (Volcano v1.12 pkg/scheduler/plugins/numaaware ``batchNodeOrderFn``): if the pod needs c NUMA nodes
+on a node and at most max on any candidate, the score is weight x (100 - 100 x c / max) in whole numbers. Only
+the relation
 counts: if every candidate needs one NUMA node, every one gets 0; if none needs any, every one gets the full
 score.
 
-Least, Most and Balanced allocation, as kube-scheduler, Koordinator and scheduler-plugins have them: with the
-fraction f of each resource that would be requested, the mean of 1 - f, the mean of f, or 1 less the variance
-of f. A resource that would be overcommitted counts 0 under Least and 1 under Most.
+Least, Most and Balanced allocation, as kube-scheduler, Koordinator and scheduler-plugins have them: if f is
+the fraction of each resource that would be requested, the score is the mean of 1 - f, the mean of f, or 1
+minus the variance of f. A resource that would be overcommitted counts 0 under Least and 1 under Most.
 
-Least and Most over the NUMA nodes that the pod would use, not over the whole node, as Koordinator scores
-nodes with a NUMA policy (Koordinator v1.8 pkg/scheduler/plugins/nodenumaresource/scoring.go): a node's label
-``numa-allocate-strategy`` decides between Least and Most before the setting does.
+There are also Least and Most over the NUMA nodes that the pod would use, not over the whole node, as
+Koordinator scores nodes with a NUMA policy (Koordinator v1.8
+pkg/scheduler/plugins/nodenumaresource/scoring.go): a node's label ``numa-allocate-strategy`` decides between
+Least and Most before the setting does.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Strategy(enum.StrEnum):
 
 
 def numa_strategy(strategy: Strategy, label: NumaStrategy) -> Strategy | None:
-    """Return Least or Most where a strategy scores NUMA nodes; None where it does not.
+    """Return Least or Most if a strategy scores NUMA nodes; None if it does not.
 
     Args:
         strategy: The setting.
@@ -46,7 +48,7 @@ def numa_strategy(strategy: Strategy, label: NumaStrategy) -> Strategy | None:
         return None
     most = strategy is Strategy.NUMA_MOST_ALLOCATED
     if label is not NumaStrategy.NONE:
-        most = label is NumaStrategy.MOST_ALLOCATED  # any other value counts as LeastAllocated, as there
+        most = label is NumaStrategy.MOST_ALLOCATED  # any other value: LeastAllocated, as in Koordinator
     return Strategy.MOST_ALLOCATED if most else Strategy.LEAST_ALLOCATED
 
 

@@ -1,7 +1,7 @@
 """Pods that the object of a node still shows although they have ended.
 
-Their CPUs may be free at any moment: the agent of the node writes the object again. Where the object shows a
-pod for longer than ``GRACE_S`` after its end, nothing suggests that this will change soon.
+Their CPUs may become free at any moment, because the agent of the node writes the object again. If the object
+shows a pod for longer than ``GRACE_S`` after its end, nothing suggests that this will change soon.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ShownEndedPods(Struct):
     """The facts whose pods were last compared with those that are bound."""
 
     def add(self, pod: str, node: SchedulableNode | None, now: float) -> None:
-        """Record that a pod has ended, where the object shows it."""
+        """Record that a pod has ended, if the object shows it."""
         if node is not None and pod in node.shown:
             self._since[pod] = now
 

@@ -33,7 +33,7 @@ class Toleration(Struct, frozen=True):
 
 
 UNSCHEDULABLE = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
-"""What a cordoned node has besides its taints."""
+"""The taint that a cordoned node has in addition to those of its object."""
 
 
 def taints_of(raw: Mapping[str, Any]) -> tuple[Taint, ...]:
@@ -58,11 +58,11 @@ def tolerations_of(raw: Mapping[str, Any]) -> tuple[Toleration, ...]:
 
 
 def tolerates(tolerations: tuple[Toleration, ...], taints: tuple[Taint, ...]) -> bool:
-    """Return whether a pod with these tolerations may come to a node with these taints."""
+    """Return whether a pod with these tolerations may be scheduled to a node with these taints."""
     return all(any(_matches(toleration, taint) for toleration in tolerations) for taint in taints)
 
 
 def _matches(toleration: Toleration, taint: Taint) -> bool:
     is_meant = toleration.effect in ("", taint.effect) and toleration.key in ("", taint.key)
-    # The operators Lt and Gt compare numbers where a feature gate is on.
+    # The operators Lt and Gt compare numbers if a feature gate is on.
     return is_meant and (toleration.operator not in ("", "Equal") or toleration.value == taint.value)

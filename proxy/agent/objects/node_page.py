@@ -1,4 +1,4 @@
-"""The daemon's description of the node (``GET /node``), as values that the objects are made from."""
+"""The daemon's description of the node (``GET /node``), as values from which the objects are made."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class PublishedPod(Struct, frozen=True, rename="camel"):
     Attributes:
         namespace, name, uid: The pod.
         applied: Whether the plan is applied to it.
-        resource_status: Set where its CPUs were chosen on the node for the pod as a whole.
+        resource_status: Set if its CPUs were chosen on the node for the pod as a whole.
         set_aside: CPUs that are kept for it and that no running container of it owns.
-        counted: Whether the amounts of the page include its CPUs: not before a container was placed.
+        counted: Whether the amounts of the page include its CPUs: only after a container was placed.
         containers: Its running containers.
     """
 
@@ -53,7 +53,7 @@ class PublishedNumaNode(Struct, frozen=True, rename="camel"):
 
 
 class Policies(Struct, frozen=True, rename="camel"):
-    """The policies in effect, with kubelet's values; empty where the daemon does not report them."""
+    """The policies in effect, with kubelet's values; empty if the daemon does not report them."""
 
     topology_manager_policy: str = "none"
     topology_manager_scope: str = "container"
@@ -99,7 +99,7 @@ class Rejection(Struct, frozen=True, rename="camel"):
         container: Empty for the pod as a whole.
         reason, message: Why.
         count: How often it was rejected.
-        applied: Whether the plan is applied to the pod; else it continues anyway.
+        applied: Whether the plan is applied to the pod; if not, the pod continues in spite of the rejection.
         first, last: When it was rejected, in seconds since the epoch.
     """
 
@@ -120,19 +120,19 @@ class NodePage(Struct, frozen=True):
     Attributes:
         name: Of the Node object.
         mode: ``enforce``, ``observe``, ...
-        published: False where the node is released, or about to be.
+        published: False if the node is released, or about to be.
         applied: Whether the plan is applied on the node.
         policies: In effect.
         reserved: CPUs that no container owns.
         free: CPUs that a new owner may get.
         withheld: Of the reserved CPUs, those that the shared pool does not have either.
-        floor: CPUs that are not free only because the shared pool needs some; None where the daemon does not
+        floor: CPUs that are not free only because the shared pool needs some; None if the daemon does not
             report them.
         cpus: Online CPUs: id, core, socket, NUMA node.
         numa_nodes: In ascending order.
-        memory: Bytes by NUMA node and resource, ``allocatable`` and ``free``; empty where none is promised.
+        memory: Bytes by NUMA node and resource, ``allocatable`` and ``free``; empty if none is promised.
         devices: The devices that topoproxy assigns, by zone.
-        device_resources: The same on the whole node.
+        device_resources: The same devices, summed over the node.
         pods: The pods that run.
         koordinator: For Koordinator's scheduler.
         rejections: The rejections that are not over.
@@ -160,7 +160,7 @@ class NodePage(Struct, frozen=True):
 
 
 def passthrough_page(name: str) -> NodePage:
-    """Return the description of a node whose daemon only relays calls: it has none then."""
+    """Return the description of a node whose daemon only relays calls and so has no description itself."""
     mode, policies = NodeMode.PASSTHROUGH.value, Policies()
     return NodePage(name, mode, False, False, policies, reserved="", free="", cpus=(), numa_nodes=())
 
@@ -169,7 +169,7 @@ def read_node_page(page: object) -> NodePage:
     """Read the answer of the daemon.
 
     Raises:
-        UnavailableError: It is of another kind: the daemon is of another version.
+        UnavailableError: The answer has another form: the daemon is of another version.
     """
     try:
         return msgspec.convert(page, NodePage)

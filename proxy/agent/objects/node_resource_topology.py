@@ -3,21 +3,23 @@
 There is one object for a node, and its two readers disagree about ``allocatable``. NFD's topology-updater
 (node-feature-discovery v0.17 pkg/nfd-topology-updater, read by scheduler-plugins' NodeResourceTopologyMatch)
 leaves reserved CPUs out of it, and shows in ``available`` what pods have not taken. Koordinator's agent
-writes all CPUs of the zone in all three amounts, and its scheduler takes away reserved and owned CPUs by
-annotations. So the form is a setting; the default is that of the scheduler whose API the cluster has.
+writes all CPUs of the zone in all three amounts, and its scheduler subtracts reserved and owned CPUs that it
+reads from annotations. So the form is a setting; the default is the form of the scheduler whose API the
+cluster has.
 
-NFD's attributes are the policy and the scope of the topology manager, and the fingerprint of the pods. Those
-of the CPU manager and the memory manager are ours, by the names of kubelet's configuration; readers skip
-attributes that they do not know (scheduler-plugins v0.34.7 pkg/noderesourcetopology/nodeconfig).
+NFD's attributes are the policy and the scope of the topology manager, and the fingerprint of the pods.
+Attributes for the CPU manager and the memory manager are our own, named as in kubelet's configuration;
+readers skip attributes that they do not know (scheduler-plugins v0.34.7 pkg/noderesourcetopology/nodeconfig).
 
 Resources are CPUs, memory, huge pages, and the devices that topoproxy assigns itself. Memory that no pod is
 promised (``memoryManagerPolicy`` None) is available as a whole: NodeResourceTopologyMatch rejects Guaranteed
-pods where no zone has memory (scheduler-plugins v0.34.7 pkg/noderesourcetopology/filter.go,
+pods if no zone has memory (scheduler-plugins v0.34.7 pkg/noderesourcetopology/filter.go,
 resourcesAvailableInAnyNUMANodes).
 
-The fingerprint names the pods whose CPUs ``available`` leaves out: NodeResourceTopologyMatch drops what it
-has reserved for its pods when the fingerprint is that of the running pods (cache/overreserve.go, Resync). So
-a pod is not in it before a container of it was placed or CPUs were set aside for it.
+The fingerprint names the pods whose CPUs ``available`` leaves out: when the fingerprint is that of the
+running pods, NodeResourceTopologyMatch drops the amounts that it has reserved for its pods
+(cache/overreserve.go, Resync). So a pod is added to the fingerprint only when one of its containers was
+placed or CPUs were set aside for it.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def koordinator_topology(page: NodePage, version: str = "v1alpha1") -> dict[str,
 
 
 def policies_annotation(page: NodePage) -> dict[str, str]:
-    """Return the annotation of objects that have no attributes; none where topoproxy's policies do not apply.
+    """Return the annotation of objects that have no attributes; none if topoproxy's policies do not apply.
 
     Memory is left out: these objects do not show how much of it is free.
     """

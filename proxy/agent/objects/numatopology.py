@@ -2,12 +2,12 @@
 
 See Volcano v1.12 pkg/scheduler/plugins/numaaware and volcano-sh/resource-exporter pkg/numatopo.
 
-Volcano's plugin counts the CPUs of ``numares.cpu.allocatable`` as free, and takes away ``resReserved.cpu``
-CPUs that it chooses itself. The CPUs that are in reserve here are known by id and are not free, so a reserve
-on top would be taken twice: ``resReserved.cpu`` is 0.
+Volcano's plugin counts the CPUs of ``numares.cpu.allocatable`` as free, and subtracts ``resReserved.cpu``
+CPUs that it chooses itself. The CPUs that topoproxy reserves are known by id and are not among the free ones,
+so they would be subtracted twice: ``resReserved.cpu`` is 0.
 
 The plugin continues to deduct a pod that it has bound until ``podAllocations`` shows it (Volcano after
-1.15). A CRD without that field refuses it, and then it is left out.
+1.15). A CRD without that field refuses it; then the field is left out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def numatopology(page: NodePage, *, allocations: bool = True) -> dict[str, Any]:
 
 
 def _allocation(pod: PublishedPod) -> dict[str, Any]:
-    """Return the CPUs of a pod; empty where it owns none. CPUs that are set aside for it have no name."""
+    """Return the CPUs of a pod; empty if it owns none. CPUs that are set aside for the pod have no name."""
     cpus_by_name = [(container.name, container.cpus) for container in pod.containers] + [("", pod.set_aside)]
     containers = [{"name": name, "allocations": {"cpu": cpus}} for name, cpus in cpus_by_name if cpus]
     if not containers:

@@ -1,12 +1,13 @@
 """The Events and the annotation ``resource-status`` that are written about pods.
 
-There is an Event for an exclusive placement, a rejection, a repaired cpuset, and a hook that failed. An Event
-has a name that follows from the pod, the container and the reason, so that repetitions are one object with a
+There is an Event for an exclusive placement, a rejection, a repaired cpuset, and a hook that failed. The name
+of an Event follows from the pod, the container and the reason, so that repetitions are one object with a
 count.
 
 A pod whose CPUs were chosen on the node gets the annotation ``resource-status``, as a scheduler writes it. A
-key says that it was written here: a later sandbox of the pod gets CPUs that are free then, and is not bound
-to these (``proxy.pools.annotations``). Koordinator's scheduler does not read the key, and counts the CPUs.
+key in it says that topoproxy wrote it: a later sandbox of the pod gets CPUs that are free at that time, and
+is not bound to these (``proxy.pools.annotations``). Koordinator's scheduler does not read the key, and counts
+the CPUs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ADVICE = {
     "node would help.",
     "UnexpectedAdmissionError": "Fewer CPUs or a node with more free CPUs would help.",
 }
-"""Remedies by the reason of a rejection; messages of admission name theirs themselves."""
+"""Remedies by the reason of a rejection; messages of admission already name theirs."""
 _DRIFT = ("drift: another program wrote a cpuset: put back", "CpusetRepaired")
 _CONFLICT = ("another program keeps writing the cpuset of a container", "CpusetConflict")
 
@@ -38,7 +39,7 @@ PODS = "/api/v1/pods"
 
 
 def annotated_pods(page: NodePage) -> dict[str, dict[str, Any]]:
-    """Return the JSON merge patches of pods that have CPUs which were chosen here, by the pods' paths."""
+    """Return the JSON merge patches for pods whose CPUs were chosen on this node, by the pods' paths."""
     return {
         pod_path(pod.namespace, pod.name): _patch(pod) for pod in page.pods if pod.resource_status and pod.uid
     }
@@ -115,8 +116,8 @@ def placed_events(before: NodePage | None, after: NodePage) -> Iterator[PodEvent
     """Yield an event for each container that has other exclusive CPUs than before.
 
     Args:
-        before: The last description; None after the start of the agent: there are no events about earlier
-            placements then.
+        before: The previous description; None after the start of the agent, so that there are no events about
+            earlier placements.
         after: The newest description.
     """
     if before is None:
@@ -150,7 +151,7 @@ def rejection_event(rejection: Rejection) -> PodEvent:
 
 
 def notice_event(message: str, keys: Mapping[str, str], page: NodePage) -> PodEvent | None:
-    """Return the event of a notice of the daemon; None where it concerns no pod that runs."""
+    """Return the event of a notice of the daemon; None if it concerns no running pod."""
     pod = next((pod for pod in page.pods if f"{pod.namespace}/{pod.name}" == keys.get("pod")), None)
     if pod is None:
         return None

@@ -1,4 +1,4 @@
-"""The part of the agent that ends rejected pods, and marks the node while it has no room for them.
+"""The part of the agent that ends rejected pods, and marks the node while the node has no room for them.
 
 It follows the daemon, reads the pods that may be ended, and carries out the decisions of ``policy``. The API
 server has the last word: an eviction respects disruption budgets, and every request names the uid of the pod,
@@ -48,19 +48,19 @@ RECHECK_S = 5.0
 KNOWN_S = 30.0
 """Seconds for which a pod that was read is used."""
 TRIES = 3
-"""How often a change of the Node object is tried where others change it at the same time."""
+"""How often a change of the Node object is tried if others change it at the same time."""
 CANNOT_END, CANNOT_MARK = "cannot end a rejected pod", "cannot mark the node"
 MARKED = "marked the node: no room"
 UNMARKED = "the node has room again"
 MARK_RESTORED = "no rejected pod was terminated: the mark of the node is as before"
 _READ, _MARK = "read", "mark"
-"""What is tried again at growing intervals."""
+"""The requests that are tried again at growing intervals."""
 FAILED_AT = "topoproxy.io/failed-at"
 _REASON = {RejectedPolicy.EVICT: "RejectedPodEvicted", RejectedPolicy.FAIL: "RejectedPodFailed"}
 
 
 class TerminationHistory:
-    """The pods that were ended: a part of the agent that is restarted keeps to the limits.
+    """The pods that were ended; it outlives a restart of this part of the agent, so that the limits are kept.
 
     Attributes:
         done: The pods.
@@ -72,7 +72,7 @@ class TerminationHistory:
 
 
 async def end_rejected_pods(session: AgentSession, history: TerminationHistory) -> None:
-    """Handle rejected pods as configured, until cancelled; returns at once where nothing is configured."""
+    """Handle rejected pods as configured, until cancelled; returns at once if nothing is configured."""
     ending = RejectedPodEnding(session, history)
     await ending.recover()
     if session.config.rejected_pods.policy is not RejectedPolicy.RETRY:
@@ -129,10 +129,10 @@ class RejectedPodEnding:
             except ApiServerError as error:
                 refusals += error.status == 403
                 if error.status == 404 or refusals >= REFUSALS_UNTIL_ABSENT:
-                    return  # without the object, or the permission, there is no mark of this agent
+                    return  # without the object or the permission, there is no mark of this agent
                 failure = error
             except TopoproxyError as error:
-                failure = error  # the watches report it
+                failure = error  # the watches report the error
             if failure is None:
                 return
             await asyncio.sleep(max(pauses.next(), retry_after(failure)))
@@ -164,7 +164,7 @@ class RejectedPodEnding:
             later = await (self._without_page() if self._page is None else self.step(self._page))
 
     async def _read_page(self) -> None:
-        """Read the page; where the daemon does not answer there is none: nothing is decided on old facts."""
+        """Read the page. If the daemon does not answer, there is none: nothing is decided on old facts."""
         try:
             requested = {"node": self._session.node}
             self._page = read_node_page(await self._session.daemon.query("/node", requested))
@@ -172,7 +172,7 @@ class RejectedPodEnding:
             self._page = None
 
     async def _without_page(self) -> float:
-        """Remove the mark after its time: without the daemon nothing else is known."""
+        """Remove the mark after its time: without the daemon nothing else can be decided."""
         keep_for = self._settings.keep_away_for
         if self._mark is not None and is_over(self._mark, {}, keep_for, self._wall_clock()):
             self._mark = None
@@ -216,7 +216,7 @@ class RejectedPodEnding:
         return rejection.uid not in self._skipped and not is_reported
 
     async def _read(self, rejections: list[Rejection]) -> list[float]:
-        """Read the pods that are not known; return the seconds until that is tried again where it fails."""
+        """Read the pods that are not known; return the seconds until the next attempt if that fails."""
         for rejection in rejections:
             cached = self._pods.get(rejection.uid)
             if cached is not None and self._clock() - cached[1] < KNOWN_S:
@@ -238,7 +238,7 @@ class RejectedPodEnding:
         return []
 
     def _meant(self, item: JsonObject, rejection: Rejection) -> PodAtServer | None:
-        """Return the rejected pod; None where it is another pod of that name, or is bound elsewhere."""
+        """Return the rejected pod; None if the object is another pod of that name, or is bound elsewhere."""
         is_it = (item.get("metadata") or {}).get("uid") == rejection.uid
         is_here = (item.get("spec") or {}).get("nodeName") == self._session.node
         return pod_at_server(item) if is_it and is_here else None
@@ -246,14 +246,15 @@ class RejectedPodEnding:
     async def _end_all(self, page: NodePage, ends: Sequence[EndPod]) -> list[float]:
         """End pods, and set the mark for them, or remove it; return the seconds until it is checked again.
 
-        Where no pod could be ended, the mark is as before: it lasts for a time after the last one that was.
+        If no pod could be ended, the mark stays as before: it lasts for a time after the last pod that was
+        ended.
         """
         free, now, keep_for = free_cpus(page), self._wall_clock(), self._settings.keep_away_for
         before = self._mark
         if before is not None and (not page.published or is_over(before, free, keep_for, now)):
             before = None  # a daemon that publishes nothing rejects nothing
         lacking_room = [end for end in ends if not end.dry_run and not rejected_everywhere(end.rejection)]
-        # Before they end: a controller makes the next pod at once, and the scheduler binds it at once.
+        # Set the mark before they end: the controller makes the next pod at once, and it is bound at once.
         self._mark = marked(before, [end.cpus for end in lacking_room], free, now) if lacking_room else before
         later = await self._write_mark()
         ended = [end for end in ends if await self._end(end)]
@@ -263,7 +264,7 @@ class RejectedPodEnding:
         return later if self._mark is None else [*later, max(1.0, self._mark.since + keep_for - now)]
 
     async def _end(self, end: EndPod) -> bool:
-        """End a pod; return whether this has ended it."""
+        """End a pod; return whether the request has ended it."""
         telemetry, ref = self._session.telemetry, end.rejection.pod
         why = f"{end.rejection.reason}: {end.rejection.message}"
         if end.dry_run:
@@ -299,7 +300,7 @@ class RejectedPodEnding:
         try:
             await self._session.api.create(f"{_path(rejection)}/eviction", eviction)
         except ApiServerError as error:
-            # Not for anything else: a pod with two disruption budgets is answered with 500.
+            # Not for other errors: for a pod with two disruption budgets, for example, the answer is 500.
             if error.status not in (403, 405) or not self._settings.delete_fallback:
                 raise
             await self._session.api.delete(_path(rejection), uid=rejection.uid, must_exist=True)
@@ -322,7 +323,7 @@ class RejectedPodEnding:
         """Write the mark, at growing intervals while that fails; return the seconds until the next attempt.
 
         Args:
-            restores: It is the one from before a termination that failed.
+            restores: Whether the mark is the one from before a termination that failed.
         """
         if self._mark == self._marked and not self._in_doubt:
             return []
@@ -335,7 +336,7 @@ class RejectedPodEnding:
         return [self._retries.remaining(_MARK, self._clock())]
 
     async def _put_mark(self, *, restores: bool) -> TopoproxyError | None:
-        """Write the mark into the Node object; return why that failed, None where it is there."""
+        """Write the mark into the Node object; return why that failed, or None if it succeeded."""
         session, mark = self._session, self._mark
         path = f"/api/v1/nodes/{session.node}"
         self._in_doubt = True
@@ -382,9 +383,9 @@ def _path(rejection: Rejection) -> str:
 def _failed(rejection: Rejection, at: str) -> JsonObject:
     """Return the patch that fails a pod, as kubelet's admission does; for another pod it is a conflict.
 
-    kubelet takes a change of nothing but the status for one of its own and may write its old status over it
+    kubelet takes a change of only the status for one of its own, and may write its old status over it
     (kubernetes v1.36.2 pkg/kubelet/kubelet.go, HandlePodReconcile, and status/status_manager.go, syncPod). A
-    change of an annotation makes it examine the pod, and end one that has failed.
+    change of an annotation makes kubelet examine the pod, and end it if it has failed.
     """
     message = f"Pod was rejected: {rejection.message}"
     status = {"phase": "Failed", "reason": rejection.reason, "message": message}

@@ -1,10 +1,10 @@
 """The mark of a node that has no room for a pod: when it is set, and when it is removed. Pure.
 
-Theory. The scheduler counts CPUs and does not see why a pod did not fit: they are of several NUMA nodes, a
-floor must stay, a rule of the operator forbids it. Whether it would fit is known here only when the pod comes
-again. So the mark is removed as soon as the pod may fit: some NUMA node has more free CPUs than when the pod
-was rejected, and the node has as many as it requested. Where nothing changes, the mark is removed after a
-time, as a rule may have changed, or smaller pods may come.
+Theory. The scheduler counts CPUs and does not see why a pod did not fit: the free CPUs are on several NUMA
+nodes, the floor of the shared pool must stay, or a rule of the operator forbids it. Whether the pod would fit
+is known only when it comes again. So the mark is removed as soon as the pod may fit: when some NUMA node has
+more free CPUs than when the pod was rejected, and the node has as many free CPUs as the pod requested. If
+nothing changes, the mark is removed after a time, because a rule may have changed, or smaller pods may come.
 
 The mark is an annotation of the Node object with the facts below, so an agent that restarts continues
 with it, and a taint if the operator wants one.
@@ -57,7 +57,7 @@ def marked(before: NodeMark | None, cpus: Iterable[int], free: Free, now: float)
 
 
 def is_over(mark: NodeMark, free: Free, keep_away_for: float, now: float) -> bool:
-    """Return whether a mark is to be removed.
+    """Return whether a mark must be removed.
 
     Args:
         mark: The mark.
@@ -87,7 +87,7 @@ def as_annotation(mark: NodeMark) -> str:
 
 
 def from_annotation(text: str) -> NodeMark | None:
-    """Read the annotation; None where it is not ours."""
+    """Read the annotation; None if it is not ours."""
     try:
         value = json.loads(text)
         free = {int(node): int(count) for node, count in value["free"].items()}
@@ -97,10 +97,10 @@ def from_annotation(text: str) -> NodeMark | None:
 
 
 def node_patch(node: Mapping[str, Any], mark: NodeMark | None, keep_away: KeepAway) -> dict[str, Any] | None:
-    """Return the merge patch that sets the mark of a Node object, or removes it; None where none is needed.
+    """Return the merge patch that sets the mark of a Node object, or removes it; None if none is needed.
 
-    Taints are a list, and others have entries in it: so the patch holds the whole list, and the version of
-    the object that it was made from.
+    Taints are a list, and others have entries in it. So the patch holds the whole list, and the version of
+    the object from which it was made.
 
     Args:
         node: The object as it was read.

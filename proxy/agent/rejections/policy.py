@@ -1,8 +1,8 @@
 """Decide which rejected pods are ended: a pure decision from rejections, pods, and earlier ends.
 
 Theory (kubernetes#84869). A pod that the node rejects stays bound to the node, and kubelet tries it again and
-again. Its controller would make another pod, and the scheduler could place that elsewhere, only if this one
-ended. But the scheduler does not see why the pod did not fit, so it may choose the same node again, and a
+again. Only if this pod ended would its controller make another pod, which the scheduler could place
+elsewhere. But the scheduler does not see why the pod did not fit, so it may choose the same node again, and a
 controller that retries at once makes thousands of pods. So:
 
 - Nothing is done before a pod was rejected ``after`` times.
@@ -14,9 +14,10 @@ controller that retries at once makes thousands of pods. So:
 - Pods that no controller makes again are left alone unless the operator wants otherwise. Pods whose
   controller binds them to this very node (DaemonSets, static pods) are left alone in any case, and so are
   pods that end already, and system pods by priority class.
-- ``fail`` is what kubelet's admission does, and there nothing of the pod has run. So a pod with a container
-  that has started is never failed.
-- A pod to which the plan is not applied (mode ``observe``) continues; only what would be done is reported.
+- ``fail`` sets the pod's phase to Failed, as kubelet's admission does before any container of the pod has
+  run. So a pod with a container that has started is never failed.
+- A pod to which the plan is not applied (mode ``observe``) continues; the agent only reports what it would
+    do.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CONTROLLER_S, CONTROLLER_LONGEST_S = 60.0, 1800.0
 """The pause between two pods of one controller: the first, and the longest."""
 CONTROLLER_PAUSES = Backoff(CONTROLLER_S, CONTROLLER_LONGEST_S)
 FORGET_S = 2 * CONTROLLER_LONGEST_S
-"""After that time without another pod, a controller begins again with the first pause."""
+"""If no further pod of a controller ends for this long, the controller begins again with the first pause."""
 EVERYWHERE = frozenset(
     {
         "InvalidCPUSet",
@@ -71,11 +72,11 @@ class PodAtServer(Struct, frozen=True):
     """A rejected pod, as the API server has it.
 
     Attributes:
-        controller: Kind and uid of its controller; None where it has none.
-        ends: It is being deleted, or its phase is final.
-        is_static: kubelet has it from a file.
+        controller: Kind and uid of its controller; None if it has none.
+        ends: Whether it is being deleted, or its phase is final.
+        is_static: Whether kubelet has it from a file.
         priority_class: Of the pod.
-        has_run: One of its containers has started at some time.
+        has_run: Whether one of its containers has ever started.
         cpus: Whole CPUs that it requests.
     """
 
@@ -151,9 +152,9 @@ class EndedPods(Struct, frozen=True):
 
     Attributes:
         times: When pods ended in the last minute.
-        reported: Uids of pods whose end was only reported, as the plan is not applied to them.
-        controllers: Uid of a controller to how many of its pods ended, and when the last one did; of a pod
-            without a controller its own uid, to how often its end was tried.
+        reported: Uids of pods whose end was only reported, because the plan is not applied to them.
+        controllers: Maps the uid of a controller to the number of its pods that ended, and the time when the
+            last one did. A pod without a controller has its own uid here, with how often its end was tried.
     """
 
     times: tuple[float, ...] = ()
@@ -206,7 +207,7 @@ def decide(
 
     Args:
         rejections: The rejections that are ``due``.
-        pods: The pods by uid, as far as the API server has them.
+        pods: The pods by uid that the API server has.
         settings: Of the operator.
         history: The pods that were ended before.
         now: Seconds that only grow.
@@ -238,7 +239,7 @@ def decide(
 
 
 def _obstacle(rejection: Rejection, pod: PodAtServer, settings: RejectedPodsConfig) -> str:
-    """Return why a pod is permanently left alone; empty where it is not."""
+    """Return why a pod is permanently left alone; empty if it may be ended."""
     kind = pod.controller[0] if pod.controller else ""
     if pod.is_static:
         return "kubelet has it from a file of this node"
