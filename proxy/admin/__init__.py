@@ -4,4 +4,4 @@ Import from the modules: the daemon needs the server alone.
 """
 
 QUERY_LIMIT = 1024
-"""Bytes that the parameters of a request may have, encoded. The client does not send more."""
+"""The most bytes that the encoded parameters of a request may have. The client does not send more."""

@@ -15,7 +15,7 @@ from proxy.model.errors import InputError, PermissionDeniedError, TopoproxyError
 
 ANSWER_LIMIT = 64 << 20
 TEXT_ROUTES = frozenset({"/healthz", "/livez", "/metrics", "/readyz", "/successor"})
-"""Where the daemon answers with text; elsewhere with JSON."""
+"""The routes that the daemon answers with text; it answers all others with JSON."""
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,18})(?=\r|$)", re.IGNORECASE)
 
 
@@ -31,17 +31,17 @@ def query_admin(
 
     Args:
         path: The admin socket.
-        route: What to request, as ``/status``.
+        route: The route to request, such as ``/status``.
         timeout: Seconds for the whole exchange.
         params: Query parameters; they are encoded here.
         act: Whether this requests an action (POST); otherwise it only reads (GET).
 
     Returns:
-        The decoded JSON, or the text where the answer is text.
+        The decoded JSON, or the text if the answer is text.
 
     Raises:
-        UnavailableError: The daemon does not answer, or with an error.
-        InputError: The daemon does not take the request, or its parameters are too long.
+        UnavailableError: The daemon does not answer, or answers with an error.
+        InputError: The daemon rejects the request, or its parameters are too long.
         PermissionDeniedError: This user may not use the socket, or may not request the action.
     """
     request = request_bytes(route, params, act=act)
@@ -93,7 +93,7 @@ def read_answer(path: Path, route: str, data: bytes) -> object:
     if fields[1] != b"200":
         text, kinds = _error_text(body), {b"400": InputError, b"403": PermissionDeniedError}
         if fields[1] in kinds and text.startswith("cannot "):
-            raise kinds[fields[1]](text)  # the daemon rejects what is requested
+            raise kinds[fields[1]](text)  # the daemon rejects the request
         kind = InputError if fields[1] == b"414" else kinds.get(fields[1], UnavailableError)
         raise kind(f"cannot query the daemon at {path} for {route}: {text}")
     length = _LENGTH.search(head)

@@ -1,10 +1,10 @@
-"""The admin socket: HTTP/1.1, one request a connection, GET reads, POST acts; for the owner of the process.
+"""The admin socket for the owner of the process: HTTP/1.1, one request a connection, GET reads, POST acts.
 
-It shares the event loop with the relay, so everything about a client is bounded: their number, the time of
-one, how much it may send. Where there are too many, the oldest one that has sent no complete request gives
-way to a new one. ``curl --unix-socket /run/topoproxy/admin.sock http://x/status`` works, and so do
-parameters after a ``?``. Actions need a POST, and are permitted only where the kernel reports that the client
-is root or our own user: opening up the mode of the socket permits reading, not acting.
+It shares the event loop with the relay, so everything about clients is bounded: their number, the time of
+each client, how much it may send. If there are too many, the oldest client that has sent no complete request
+gives way to a new one. ``curl --unix-socket /run/topoproxy/admin.sock http://x/status`` works, and so do
+parameters after a ``?``. Actions need a POST, and are permitted only if the kernel reports that the client is
+root or our own user: a wider mode of the socket permits reading, not acting.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from proxy.sockets.unix_socket import bind_at
 
 CLIENT_SECONDS = 5.0
 ACTION_SECONDS = 60.0
-"""An action may wait for a disk; one that takes longer continues, and its client is notified."""
+"""The limit is generous because an action may wait for a disk; an action that takes longer continues, and its
+client is notified."""
 CLIENT_LIMIT = 16
 HEAD_LIMIT = 8192
 FIELD_LIMIT = 8
@@ -52,7 +53,7 @@ class Reply:
 
 
 class AdminServer:
-    """Answers questions about the daemon on a unix socket with mode 0600."""
+    """Answers requests about the daemon on a unix socket with mode 0600."""
 
     def __init__(
         self,
@@ -65,12 +66,13 @@ class AdminServer:
 
         Args:
             path: Where to listen.
-            routes: Path of the URL to a function that gives the answer: a text, or what JSON can hold. It is
-                called on the event loop and must not block; it may be a coroutine function. One that takes
-                an argument gets the URL's parameters, decoded; an InputError that it raises goes to the
-                client as status 400. ``/healthz`` and ``/livez`` always exist and report that the loop
-                turns.
-            actions: The same for POST. One that has begun continues to its end when its client leaves.
+            routes: Maps the path of the URL to a function that returns the answer: a text, or a value for
+                JSON. The function is called on the event loop and must not block; it may be a coroutine
+                function. If it takes an argument, it gets the URL's parameters, decoded; if it raises an
+                InputError, the client gets status 400. ``/healthz`` and ``/livez`` always exist and report
+                that the loop runs.
+            actions: The same for POST. An action that has begun continues to its end even if its client
+                leaves.
             slow_routes: Routes that may take as long as an action, because they query other programs.
         """
         self._path = path
@@ -82,7 +84,7 @@ class AdminServer:
         self._identity: tuple[int, int] | None = None
         self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._silent: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        """Clients without a complete request, in the order in which they came."""
+        """Clients without a complete request, in the order of their connections."""
         self._acting: set[asyncio.Future[object]] = set()
 
     async def start(self) -> None:
@@ -127,7 +129,7 @@ class AdminServer:
         except (OSError, TimeoutError):
             pass  # The client went away, or does not read.
         except asyncio.CancelledError:
-            if self._server is not None:  # else this is the end of the server, and the task's own
+            if self._server is not None:  # otherwise the server ends, and it cancels this task
                 raise
         finally:
             self._clients.pop(task, None)
@@ -138,7 +140,7 @@ class AdminServer:
         return sum(not writer.is_closing() for writer in self._clients.values())
 
     def _make_room(self) -> None:
-        """Let the oldest client without a complete request give way to a new one where there are too many."""
+        """Let the oldest client without a complete request give way to a new one if there are too many."""
         if self._connected() >= CLIENT_LIMIT and self._silent:
             self._silent.pop(next(iter(self._silent))).transport.abort()
 
@@ -146,7 +148,8 @@ class AdminServer:
         crowded = self._connected() > CLIENT_LIMIT
         try:
             async with asyncio.timeout(CLIENT_SECONDS / 10 if crowded else CLIENT_SECONDS):
-                # Read in any case: a close with unread bytes would reset the connection before the answer.
+                # Always read the request: a close with unread bytes would reset the connection before the
+                # answer.
                 head = await reader.readuntil(b"\r\n\r\n")
             self._silent.pop(cast("asyncio.Task[None]", asyncio.current_task()), None)
         except TimeoutError:
@@ -180,7 +183,7 @@ class AdminServer:
         return await self._serve(route, path, query, seconds)
 
     def _to_its_end(self, answer: Answer) -> Answer:
-        """Let an action continue when no client waits for it any more: half of one must not stay."""
+        """Let an action continue even if its client no longer waits: half an action must not remain."""
         if not inspect.isawaitable(answer):
             return answer
         acting: asyncio.Future[object] = asyncio.ensure_future(answer)
@@ -203,7 +206,7 @@ class AdminServer:
         except InputError as error:
             return _response(400, f"{error}\n")
         except Exception as error:  # noqa: BLE001 - a fault in a page must not reach the relay's loop
-            cause = message(f"{type(error).__name__}: {error}")  # not its repr: it may hold the whole page
+            cause = message(f"{type(error).__name__}: {error}")  # not the repr: it may hold the whole page
             log.say_once(("admin", path), "error", "cannot answer on the admin socket", path=path, err=cause)
             return _response(500, f"cannot answer: {cause}\n")
 
@@ -233,8 +236,8 @@ def parse_params(query: str) -> dict[str, str]:
     """Read the parameters of a URL, percent-decoded.
 
     Raises:
-        InputError: They are not ``name=value`` joined by ``&``, are too many, are not UTF-8, or contain one
-            twice.
+        InputError: They are not ``name=value`` joined by ``&``, are too many, are not UTF-8, or contain a
+            name twice.
     """
     try:
         fields = parse_qsl(

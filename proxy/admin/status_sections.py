@@ -1,7 +1,6 @@
-"""The sections of the status page, each written from its part of what ``/status`` answered.
+"""The sections of the status page, each written from its part of the answer to ``/status``.
 
-A part that is missing or something else than expected is left out. Long lines are cut at the terminal's
-width.
+A part that is missing or has an unexpected type is left out. Long lines are cut at the terminal's width.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from proxy.observe.json_access import as_list, as_map, cut, one_line, table
 
 
 def short(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
-    """Write the part; nothing where every container has what it was promised.
+    """Write the section; nothing if every container has what it was promised.
 
     Args:
-        entries: What the status has under ``short``.
+        entries: The part of the status under ``short``.
     """
     if entries:
         yield ""
@@ -26,10 +25,10 @@ def short(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
 
 
 def drift(data: Mapping[str, object], width: int) -> Iterable[str]:
-    """Write the section; nothing where no other program has written.
+    """Write the section; nothing if no other program has written.
 
     Args:
-        data: ``drift`` of what ``/status`` answered.
+        data: The part ``drift`` of the answer to ``/status``.
         width: Columns of the terminal; long lines are cut at it.
     """
     by = {one_line(writer): n for writer, n in as_map(data.get("by")).items() if isinstance(n, int) and n > 0}
@@ -63,14 +62,14 @@ def drift(data: Mapping[str, object], width: int) -> Iterable[str]:
 def _drift_seconds(value: object) -> str:
     if not isinstance(value, int | float):
         return ""
-    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"  # half a second is not none
+    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"  # half a second must not be shown as 0
 
 
 def device_plugins(data: Mapping[str, object], width: int) -> Iterable[str]:
-    """Write the part; nothing where no device plug-in has registered.
+    """Write the section; nothing if no device plug-in has registered.
 
     Args:
-        data: What the status has under ``devicePlugins``.
+        data: The part of the status under ``devicePlugins``.
         width: Columns of the terminal; long lines are cut at it.
     """
     plugins = [as_map(entry) for entry in as_list(data.get("resources"))]
@@ -93,10 +92,10 @@ _REQUESTED = {
 
 
 def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
-    """Write the part; nothing where there are no hooks.
+    """Write the section; nothing if there are no hooks.
 
     Args:
-        data: What the status has under ``hooks``.
+        data: The part of the status under ``hooks``.
         width: Columns of the terminal; long lines are cut at it.
     """
     entries = [as_map(entry) for entry in as_list(data.get("hooks"))]
@@ -114,7 +113,7 @@ def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
 
 
 def trouble(entry: Mapping[str, object]) -> str:
-    """Return what is wrong with a hook; nothing where all is well."""
+    """Return what is wrong with a hook; empty if nothing is."""
     state, requested = one_line(entry.get("state")), one_line(entry.get("asked"))
     parts = []
     error = one_line(entry.get("error"))
@@ -172,7 +171,7 @@ def kubelet(data: Mapping[str, object]) -> Iterable[str]:
     """Write the section: kubelet's settings, the source of each, and the CPUs that it assigned.
 
     Args:
-        data: ``kubelet`` of what ``/status`` answered; nothing is written where nothing is known.
+        data: The part ``kubelet`` of the answer to ``/status``; nothing is written if nothing is known.
     """
     sources = as_map(data.get("sources"))
     rows = [
@@ -207,10 +206,10 @@ def _indented(rows: list[tuple[str, ...]]) -> Iterable[str]:
 
 
 def partitions(data: Mapping[str, object]) -> Iterable[str]:
-    """Write the part; nothing where none are requested.
+    """Write the section; nothing if no partitions are requested.
 
     Args:
-        data: What the status has under ``partitions``.
+        data: The part of the status under ``partitions``.
     """
     entries = [as_map(entry) for entry in as_list(data.get("containers"))]
     requested, reason = one_line(data.get("asked")), one_line(data.get("lack"))
@@ -230,10 +229,10 @@ _DEFAULT = "default"
 
 
 def prescribed(data: Mapping[str, object]) -> Iterable[str]:
-    """Write the section; nothing where nothing is prescribed and nothing is wrong.
+    """Write the section; nothing if nothing is prescribed and nothing is wrong.
 
     Args:
-        data: ``prescribed`` of what ``/status`` answered.
+        data: The part ``prescribed`` of the answer to ``/status``.
     """
     values = [row for row in as_list(data.get("values")) if isinstance(row, Mapping)]
     shown_values = [row for row in values if row.get("source") != _DEFAULT or row.get("problem")]
@@ -261,10 +260,10 @@ def _prescribed_value(value: object) -> str:
 
 
 def quotas(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
-    """Write the part; nothing where no quota was taken off.
+    """Write the section; nothing if no quota was taken off.
 
     Args:
-        entries: What the status has under ``quotas``.
+        entries: The part of the status under ``quotas``.
     """
     rows = []
     for entry in entries:
@@ -284,7 +283,7 @@ def _quota_now(entry: Mapping[str, object]) -> str:
 
 
 def release(data: Mapping[str, object]) -> str:
-    """Return how far a release is; nothing where the node is not released.
+    """Return how far a release is; empty if the node is not released.
 
     Args:
         data: The part ``release`` of ``/status``.
@@ -298,7 +297,7 @@ def release(data: Mapping[str, object]) -> str:
 
 
 def release_remaining(data: Mapping[str, object]) -> Iterable[str]:
-    """Write what is left to do in a release.
+    """Write what remains to be done in a release.
 
     Args:
         data: The part ``release`` of ``/status``.
@@ -314,7 +313,7 @@ def suppression(data: Mapping[str, object], width: int) -> Iterable[str]:
     """Write the section: the usage, what is left for BE (best effort) pods, what they have, and since when.
 
     Args:
-        data: ``beSuppress`` of what ``/status`` answered; empty where nothing is suppressed.
+        data: The part ``beSuppress`` of the answer to ``/status``; empty if nothing is suppressed.
         width: Columns of the terminal; long lines are cut at it.
     """
     mode = one_line(data.get("mode"))
@@ -352,5 +351,5 @@ def _suppression_lines(data: Mapping[str, object]) -> Iterable[str]:
 
 
 def _is_suppressed(data: Mapping[str, object]) -> bool:
-    """Return whether something is to be suppressed."""
+    """Return whether suppression applies to anything."""
     return data.get("mode") in ("cpuset", "cfs-quota")

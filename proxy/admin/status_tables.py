@@ -1,7 +1,7 @@
 """The tables of containers and owners, and the list of problems, on the status page.
 
-Columns CPUS and MEMS show what the kernel has. Columns after them show what differs: DESIRED, where
-topoproxy is to bring it about, or WOULD BE, where it only observes.
+Columns CPUS and MEMS show what the kernel has. Columns after them show the values that differ: DESIRED, if
+topoproxy will apply them, or WOULD BE, if it only observes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from proxy.observe.json_access import as_list, as_map, cut, one_line, table
 from proxy.observe.value_text import length
 
 SHOWN = 2
-"""How many containers that use the CPUs of an owner are named in a row."""
+"""How many of the containers that use an owner's CPUs are named in a row."""
 _RELEASED = "released"
 _IN_RELEASE = ("releasing", _RELEASED)
 
@@ -25,7 +25,7 @@ def is_released(data: Mapping[str, object]) -> bool:
 
 
 def exclusive(data: Mapping[str, object]) -> Iterable[str]:
-    """Write the owners of CPUs; nothing where there are none."""
+    """Write the owners of CPUs; nothing if there are none."""
     owners = [as_map(entry) for entry in as_list(data.get("exclusive"))]
     if not owners:
         return
@@ -89,7 +89,7 @@ def _row(data: Mapping[str, object], entry: Mapping[str, object]) -> tuple[str, 
 
 
 def _is_applied(data: Mapping[str, object], entry: Mapping[str, object]) -> bool:
-    """Return whether a row's plan is put into effect; an older daemon does not say it for each."""
+    """Return whether a row's plan is applied; an older daemon does not report this for each row."""
     applied = entry.get("applied")
     return applied if isinstance(applied, bool) else data.get("mode") not in ("observe", *_IN_RELEASE)
 
@@ -97,7 +97,7 @@ def _is_applied(data: Mapping[str, object], entry: Mapping[str, object]) -> bool
 def _differing(
     data: Mapping[str, object], entry: Mapping[str, object], pool: Sequence[str]
 ) -> tuple[str, str]:
-    """Return what is desired where it differs from what the kernel has, and what would be if applied."""
+    """Return the text for DESIRED, if it differs from what the kernel has, and the text for WOULD BE."""
     planned, mems = one_line(entry.get("desired_cpus")), one_line(entry.get("desired_mems"))
     if not planned:
         return "", ""
@@ -109,14 +109,14 @@ def _differing(
 
 
 def _filled(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[list[str]]:
-    """Return a table without the columns DESIRED, WOULD BE and ALSO USED BY where nothing is in them."""
+    """Return a table without those of the columns DESIRED, WOULD BE and ALSO USED BY that are empty."""
     optional = ("DESIRED", "WOULD BE", "ALSO USED BY")
     kept = [i for i, name in enumerate(columns) if name not in optional or any(row[i] for row in rows)]
     return [[row[i] for i in kept] for row in (columns, *rows)]
 
 
 def problems(data: Mapping[str, object]) -> Iterable[str]:
-    """Write what is wrong: failed checks, broken rules, and problems that were reported."""
+    """Write failed checks, broken rules, and problems that were reported."""
     lines = [
         *_failed(data),
         *(f"RULE BROKEN: {one_line(entry)}" for entry in as_list(data.get("violations"))),
@@ -141,7 +141,7 @@ def problems(data: Mapping[str, object]) -> Iterable[str]:
 
 
 def _failed(data: Mapping[str, object]) -> Iterable[str]:
-    """Name the checks that fail; what an older daemon reports without reasons is named, too."""
+    """Name the checks that fail, including those that an older daemon reports without reasons."""
     checks = [as_map(check) for check in as_list(data.get("checks"))]
     for check in checks:
         if check.get("ok") is False:
@@ -155,12 +155,12 @@ def _failed(data: Mapping[str, object]) -> Iterable[str]:
 
 
 def cpus(value: object) -> str:
-    """Write a set; a dash where it is empty or not known."""
+    """Write a set; a dash if it is empty or not known."""
     return one_line(value) or "-"
 
 
 def _when(value: object) -> str:
-    """Format when a problem was last seen: an age for a Unix time, else the text as it is."""
+    """Format when a problem was last seen: a Unix time as an age, any other text unchanged."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"last {length(max(0.0, time.time() - value))} ago"
     return f"last {one_line(value)}" if value else ""
@@ -172,10 +172,10 @@ KINDS = ("anon", "file", "huge")
 
 
 def memory_rows(answer: object) -> list[tuple[str, ...]]:
-    """Return the rows of a table, one a container and node; the head first.
+    """Return the rows of a table, one for each container and NUMA node, after the header row.
 
     Args:
-        answer: What ``/memory`` answered; parts that are missing are left out.
+        answer: The answer to ``/memory``; missing parts are left out.
     """
     rows: list[tuple[str, ...]] = [HEAD]
     for entry in as_list(as_map(answer).get("containers")):

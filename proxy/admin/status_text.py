@@ -1,7 +1,7 @@
 """The status of a daemon as text for the terminal.
 
-The daemon's answer may come from an older or a newer version, so every part
-may be missing or be something else than expected; then it is left out.
+The daemon may be of an older or a newer version, so every part of its answer may be missing or have an
+unexpected type; such a part is left out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def render(status: object, width: int = 100) -> str:
     """Write the page.
 
     Args:
-        status: What ``/status`` answered.
+        status: The answer to ``/status``.
         width: Columns of the terminal; long texts are cut at it.
     """
     data = as_map(status)
@@ -71,7 +71,7 @@ def _title(data: Mapping[str, object]) -> str:
 
 
 def _head(data: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return the rows of the head: what the daemon is connected with, and by which rules it works."""
+    """Return the rows of the head: the daemon's connections, and the rules by which it works."""
     rows = [
         ("listens on", one_line(data.get("listen"))),
         ("clients", _clients(data)),
@@ -136,7 +136,7 @@ def _cgroups(groups: Mapping[str, object]) -> Iterable[tuple[str, str]]:
 
 
 def _config(config: Mapping[str, object]) -> str:
-    """Name the file, and say what of it is not in effect."""
+    """Name the file, and the parts of it that are not in effect."""
     reload, restart = as_map(config.get("reload")), [as_map(row) for row in as_list(config.get("restart"))]
     parts = [one_line(config.get("source"))] if config.get("source") else []
     if reload.get("result") == "refused":
@@ -150,7 +150,7 @@ def _config(config: Mapping[str, object]) -> str:
 
 
 def _cluster(files: list[Mapping[str, object]]) -> str:
-    """Return what the cluster agent has read, and how old it is."""
+    """Return what the cluster agent has read, and the age of each file."""
     parts = []
     for entry in files:
         name, age = one_line(entry.get("name")), entry.get("confirmed_s")
@@ -161,7 +161,7 @@ def _cluster(files: list[Mapping[str, object]]) -> str:
 
 
 def _applied_to(data: Mapping[str, object]) -> str:
-    """Return to how many pods the plan is applied, where that is not all of them."""
+    """Return to how many pods the plan is applied, if not to all."""
     page, users = as_map(data.get("enforcement")), data.get("observedOnExclusive")
     pods = {name: n for name, n in as_map(page.get("pods")).items() if isinstance(n, int) and n > 0}
     if data.get("mode") == "observe" and "enforced" not in pods:
@@ -179,7 +179,7 @@ def _applied_to(data: Mapping[str, object]) -> str:
 
 
 def _reading(kernel: Mapping[str, object]) -> str:
-    """Note where the cpusets shown are not current."""
+    """Note that the cpusets shown are not current, if so."""
     age, missing = kernel.get("age_s"), kernel.get("not_read")
     parts = []
     if isinstance(age, int | float) and age > STALE_S:
@@ -199,7 +199,7 @@ def _stuck(workers: Mapping[str, object]) -> Iterable[str]:
 
 
 def _rules(data: Mapping[str, object]) -> list[str]:
-    """Describe the rules by which containers are placed, as far as they differ from the defaults."""
+    """Describe those rules for the placement of containers that differ from the defaults."""
     settings = as_map(data.get("settings"))
     policy = one_line(settings.get("topologyManagerPolicy"))
     parts = []
@@ -245,7 +245,7 @@ def _span(numbers: list[int]) -> str:
 
 
 def _memory(data: Mapping[str, object]) -> Iterable[str]:
-    """One row a resource of a NUMA node, where memory is counted."""
+    """One row for each resource of a NUMA node, if memory is counted."""
     rows: list[tuple[str, ...]] = [("NODE", "RESOURCE", "ALLOCATABLE", "GIVEN", "FREE", "IN GROUP")]
     for entry in (as_map(entry) for entry in as_list(data.get("memory"))):
         node, group = one_line(entry.get("node")), one_line(entry.get("group"))
@@ -280,7 +280,7 @@ def _bytes(value: object) -> str:
 
 
 def _pools(data: Mapping[str, object]) -> Iterable[str]:
-    """One row a pool; on a machine with several NUMA nodes also its part on each."""
+    """One row for each pool; on a machine with several NUMA nodes also its part on each node."""
     pools = as_map(data.get("pools"))
     nodes = [as_map(entry) for entry in as_list(pools.get("nodes"))]
     nodes = nodes if len(nodes) > 1 else []
@@ -300,6 +300,6 @@ def _pools(data: Mapping[str, object]) -> Iterable[str]:
 
 
 def _held(pool: Mapping[str, object], *, observed: bool) -> str:
-    """Return how many containers of a pool have its CPUs by the kernel, where these are not all."""
+    """Return how many containers of a pool have its CPUs according to the kernel, if not all do."""
     count, good = pool.get("count"), pool.get("in_effect")
     return one_line(count) if observed or count == good else f"{one_line(good)} of {one_line(count)}"

@@ -53,8 +53,8 @@ RELOAD_S = 60.0
 SPREAD_S = 5.0
 """Seconds within which a node reports what it has accepted: thousands of nodes must not write at once."""
 RECHECK_S = 60.0
-"""Seconds after which the rules of the node's own file, and a reload that the daemon has refused, are tried
-again: the operator may have changed the file, and containers may have ended."""
+"""Seconds after which rejected settings are checked again by the rules of the node's own file, and a refused
+reload is tried again: the operator may have changed the file, and containers may have ended."""
 CANNOT_REMOVE = "cannot reload the daemon without settings from the cluster"
 TOO_MANY = "Too many"
 """A part of the API server's message when a list is full."""

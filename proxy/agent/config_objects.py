@@ -20,7 +20,8 @@ COLLECTION = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 ANNOTATION = f"{GROUP}/config"
 """Annotation of a Node object: the object that the node uses, and whether its settings are accepted."""
 MOST_NODES = 20
-"""Nodes in the status of an object (``maxItems`` of the CRD): each change of it goes to all nodes."""
+"""The most nodes in the status of an object (``maxItems`` of the CRD): each change of the status goes to all
+nodes."""
 
 
 class ConfigObject(Struct, frozen=True):

@@ -49,7 +49,7 @@ class EventWriter:
         self._write(event, first, now, count + 1)
 
     def rejections(self, page: NodePage) -> None:
-        """Write an Event for each rejection that is new, has another reason, or has come twice as often."""
+        """Write an Event for each rejection that is new, has another reason, or is twice as frequent."""
         open_now: dict[tuple[str, str], tuple[int, str]] = {}
         for rejection in page.rejections:
             key = rejection.uid or rejection.pod, rejection.container

@@ -177,7 +177,7 @@ class ObjectWriter:
             self._telemetry.forget(KEEPS_WRITING, path=path)
 
     def observed(self, path: str, version: str | None) -> None:
-        """Handle a new version of an object; None: it was deleted. A version of others is overwritten."""
+        """Handle a new version of an object; None: it was deleted. Foreign versions are overwritten."""
         managed = self._objects.get(path)
         if managed is None:
             return

@@ -45,8 +45,8 @@ from proxy.observe.device_capacity import healthy_devices
 
 KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh"})
 DISCOVER_S, RETURNS_S = 300.0, 10.0
-"""Seconds between two readings of the APIs, and after one that lacks an API in use: an API server that has
-just started may not serve all CRDs yet."""
+"""Seconds between two readings of the APIs, and seconds after a reading that lacks an API in use: an API
+server that has just started may not serve all CRDs yet."""
 RETRY_S = 2.0
 """Seconds before the APIs are read again if the API server did not answer."""
 UNKNOWN_PAUSES = Backoff(2.0, 30.0)
@@ -54,8 +54,9 @@ UNKNOWN_PAUSES = Backoff(2.0, 30.0)
 CANNOT_DISCOVER = "cannot read which APIs the cluster has"
 CANNOT_PUBLISH_TOPOLOGY = "cannot write the NodeResourceTopology of the node"
 FINGERPRINT_S, FIGURES_S = 0.5, 15.0
-"""Seconds for which a new fingerprint waits, because a new sandbox mostly has a container by then, and the
-figures for people, which change once more when a container has been created."""
+"""Seconds for which a new fingerprint waits, because a new sandbox usually has a container by then; and
+seconds for which the figures for people wait, because they change once more when a container has been
+created."""
 
 
 class Publisher:

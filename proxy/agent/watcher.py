@@ -46,10 +46,10 @@ PAUSES = Backoff(0.25, 4.0, steady=30.0)
 REFUSALS_UNTIL_ABSENT = 6
 """Refusals in a row before they count: an API server that has just started does not know permissions yet."""
 ABSENT_S = 60.0
-"""Seconds before a collection is requested again that does not exist (its CRD is not installed), or that the
+"""Seconds before another request for a collection that does not exist (its CRD is not installed), or that the
 credentials do not permit."""
 LASTS_S = 90
-"""Seconds after which the server ends a watch. Bookmarks come about once a minute, but there are none where
+"""Seconds after which the server ends a watch. Bookmarks come about once a minute, but there are none if
 nothing changes and etcd does not report its progress to the API server."""
 SILENCE_S = LASTS_S + 10.0
 """Seconds without a byte after which a connection is dead: its watch should have ended."""

@@ -1,1 +1,1 @@
-"""The embedded stand-in: a small runtime, a described machine and a cgroup tree in a directory."""
+"""The demonstration and its stand-in: a small runtime, a described machine, a cgroup tree in a directory."""

@@ -20,7 +20,7 @@ QOS_LABEL = "koordinator.sh/qosClass"
 STATUS_ANNOTATION = "scheduling.koordinator.sh/resource-status"
 
 # LinuxPodSandboxConfig{security_context{namespace_options{network: NODE}}}, as of a pod with hostNetwork: it
-# needs no CNI. Our messages do not declare these fields, and carry them as unknown ones.
+# needs no CNI. Our messages do not declare these fields, so they carry them as unknown fields.
 _HOST_NETWORK = b"\x12\x04\x0a\x02\x08\x02"
 
 _QOS_GROUP = {KubeQos.GUARANTEED: "", KubeQos.BURSTABLE: "/burstable", KubeQos.BEST_EFFORT: "/besteffort"}
@@ -90,7 +90,7 @@ class DemoPod:
 
     @property
     def requested(self) -> int:
-        """Whole CPUs that it requests and is limited to; 0 for none."""
+        """Whole CPUs that it requests and that limit it; 0 for none."""
         try:
             return self.cpus or len(CpuSet.parse(self.cpuset))
         except ValueError:
@@ -98,18 +98,18 @@ class DemoPod:
 
     @property
     def owns(self) -> bool:
-        """True when its container is to have CPUs of its own."""
+        """Whether its container must get exclusive CPUs."""
         return self.qos in ("LSE", "LSR") or (self.label == KubeQos.GUARANTEED and self.cpus > 0)
 
     @property
     def background(self) -> bool:
-        """True when its container belongs to the BE pool."""
+        """Whether its container belongs to the BE (best effort) pool."""
         return self.label in ("BE", KubeQos.BEST_EFFORT)
 
 
 @dataclass(slots=True)
 class Started:
-    """A pod that was run, with what is needed to create its container again."""
+    """A pod that was run, with the data to create its container again."""
 
     spec: DemoPod
     pod_id: str
@@ -173,7 +173,7 @@ class CriClient:
         """Make one call.
 
         Raises:
-            UnavailableError: There is no answer in time.
+            UnavailableError: The server does not answer in time.
             RuntimeCallError: The answer is an error; code and text are the server's.
         """
         try:
@@ -251,7 +251,7 @@ class CriClient:
         )
 
     def status(self, container_id: str) -> pb.ContainerStatusResponse:
-        """Query a container's status, verbose."""
+        """Query a container's verbose status."""
         answer: pb.ContainerStatusResponse = self.call(
             "ContainerStatus", pb.ContainerStatusRequest(container_id=container_id, verbose=True)
         )

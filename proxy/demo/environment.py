@@ -1,7 +1,7 @@
 """The environment of the demonstration: a runtime, a cgroup tree, a machine, and the real proxy.
 
 There are two environments. In the stand-in environment the machine, the kernel's cgroup tree and the runtime
-are imitated; in the containerd environment nothing is. The proxy is ``topoproxy serve`` in both.
+are imitated; in the containerd environment all three are real. The proxy is ``topoproxy serve`` in both.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ProxyProcess:
         values = {
             "apiVersion": "topoproxy/v1",
             "kind": "TopoproxyConfiguration",
-            "kubelet": {"stateDir": str(directory / "kubelet")},  # the machine's own kubelet plays no part
+            "kubelet": {"stateDir": str(directory / "kubelet")},  # the machine's own kubelet is not used
             **settings,
             "listen": f"unix://{self.socket}",
             "adminSocket": f"unix://{self.admin}",
@@ -67,7 +67,7 @@ class ProxyProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 when it does not run."""
+        """The process id; 0 if it does not run."""
         return self._process.pid if self._process is not None else 0
 
     def start(self, seconds: float = 60.0) -> float:
@@ -77,7 +77,8 @@ class ProxyProcess:
             Seconds until that answer.
 
         Raises:
-            UnavailableError: It ended, or gave no answer in time; the end of its log is in the message.
+            UnavailableError: The process ended, or did not answer in time; the message has the end of its
+                log.
         """
         started = time.monotonic()
         with self.log.open("ab") as log:
@@ -86,11 +87,12 @@ class ProxyProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for the demonstration, which then cleans up
+                start_new_session=True,  # Ctrl-C must reach only the demonstration, which cleans up
                 env={key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"},
             )
         while time.monotonic() < started + seconds and self._process.poll() is None:
-            # Attempts get longer on a busy machine. The first are short: a killed proxy leaves a socket.
+            # Each attempt waits longer, for a busy machine. The first are short: a killed proxy leaves a
+            # socket.
             if self._answers(max(0.5, (time.monotonic() - started) / 4)):
                 return time.monotonic() - started
             time.sleep(0.02)
@@ -130,10 +132,11 @@ class DemoEnvironment:
 
     Attributes:
         about: What is real and what is imitated, in a sentence.
-        fail_create: Makes the next create fail at the runtime; None where a create with an absent image does.
-        at_create: What the tree looked like when the last CreateContainer reached the runtime; None where
-            that could not be seen.
-        pods: What was run, in order; ``look`` shows those that have a cgroup.
+        fail_create: Makes the next create fail at the runtime; None if a create with an absent image is used
+            for that.
+        at_create: The tree when the last CreateContainer reached the runtime; None if that could not be
+            observed.
+        pods: The pods that were run, in order; ``snapshot`` shows those that have a cgroup.
     """
 
     about: str
@@ -146,7 +149,7 @@ class DemoEnvironment:
     pods: list[Started] = field(default_factory=list)
 
     def status(self) -> dict[str, Any]:
-        """Query the proxy for what ``topoproxy status --json`` shows."""
+        """Query the proxy for the page of ``topoproxy status --json``."""
         page = query_admin(self.proxy.admin, "/status")
         assert isinstance(page, dict)
         return page
@@ -160,7 +163,7 @@ class DemoEnvironment:
 def standin_environment(
     directory: Path, machine: Machine | None = None, version: int = 1
 ) -> Iterator[DemoEnvironment]:
-    """Set up an environment in a directory: no root, no containerd.
+    """Set up an environment in a directory, without root and without containerd.
 
     Args:
         directory: An existing, empty directory with a short path.
@@ -262,7 +265,7 @@ def _check_root() -> None:
 
 
 def _end_pods(socket: Path) -> None:
-    """Remove what is left of the pods, at the runtime itself: the proxy may be gone."""
+    """Remove the remaining pods, at the runtime itself: the proxy may be gone."""
     with contextlib.suppress(TopoproxyError), CriClient(str(socket)) as client:
         for pod in client.list_pods():
             if pod.metadata.namespace == NAMESPACE:
@@ -276,7 +279,7 @@ def _remove_image(socket: Path) -> None:
 
 
 def _remove_groups() -> None:
-    """Remove the cgroups that runc made for the pods' parents, in every hierarchy."""
+    """Remove the cgroups that runc made as parents of the pods, in every hierarchy."""
     root = Path("/sys/fs/cgroup")
     for top in (root / GROUP, *root.glob(f"*/{GROUP}")):
         directories = sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True)

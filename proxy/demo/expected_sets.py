@@ -52,7 +52,7 @@ class Expectation:
         return left
 
     def check(self, snapshot: Snapshot) -> None:
-        """Compare with the files.
+        """Compare the expected sets with the files.
 
         Raises:
             DemoError: The files differ from the expected sets, or break an invariant.

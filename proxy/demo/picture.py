@@ -57,7 +57,7 @@ class SnapshotPicture:
         return len(core) * self._cell + 1
 
     def draw(self, before: Snapshot, after: Snapshot, when: str = "after") -> None:
-        """Show one step; ``when`` says what the second snapshot is."""
+        """Show one step; ``when`` names the moment of the second snapshot."""
         owners = [[snapshot.owner_of(cpu) for cpu in self._machine.online] for snapshot in (before, after)]
         still = [[owner and owner.name for owner in row] for row in owners]
         for band in self._rows:
@@ -136,7 +136,7 @@ class SnapshotPicture:
     def _text(
         self, before: ContainerCpuset | None, after: ContainerCpuset | None, band: list[list[CpuSet]]
     ) -> str:
-        """Return the files' text; with what it was before, and with the memory nodes, where there is room."""
+        """Return the files' text; with the text before the step and the memory nodes, if there is room."""
         if after is None:
             return "gone"
         texts = [f"{after.cpus}", f"{after.cpus} mem {after.mems}"]

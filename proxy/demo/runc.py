@@ -3,10 +3,11 @@
 The order matters to other writers of the tree (observed with containerd 1.6 and runc 1.1):
 
 - a container has no cgroup before it is started; the start makes it and writes the saved cpuset;
-- on cgroup v1 a cpuset holds no task before it has CPUs and memory nodes, so every empty ancestor first takes
-  a copy of its parent's, and a container without a cpuset of its own ends with a full copy of the pod's;
+- on cgroup v1 a cpuset can hold no task before it has CPUs and memory nodes, so every empty ancestor first
+  takes a copy of its parent's set, and a container without a cpuset of its own ends with a full copy of the
+  pod's set;
 - on v2 a container without a cpuset is left empty, which means "as the parent";
-- an update of anything writes the whole saved cpuset again, whatever is in the files.
+- any update of a container writes the whole saved cpuset again, whatever is in the files.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from proxy.demo.runtime_records import Resources
 
 
 class RuncError(Exception):
-    """What runc writes to stderr, as containerd passes it on."""
+    """The message that runc writes to stderr, as containerd passes it on."""
 
 
 FILES = (("cpuset.cpus", "cpuset_cpus"), ("cpuset.mems", "cpuset_mems"))
@@ -33,7 +34,7 @@ class Runc:
         self._files = tree._files
 
     def start(self, path: str, resources: Resources, pid: int) -> None:
-        """Make the cgroup with everything above it, write the cpuset, and put the task in.
+        """Make the cgroup and its missing ancestors, write the cpuset, and put the task in.
 
         Raises:
             RuncError: The kernel refused; its groups are removed again.
@@ -54,7 +55,7 @@ class Runc:
             ) from error
 
     def update(self, path: str, saved: Resources, merged: Resources) -> None:
-        """Write the merged cpuset; on failure the saved one is written back.
+        """Write the merged cpuset; if that fails, write the saved one back.
 
         Raises:
             RuncError: The kernel refused the merged values.
@@ -66,7 +67,7 @@ class Runc:
             raise RuncError(_words(error)) from error
 
     def remove(self, path: str, pid: int) -> None:
-        """Let the task end and remove its cgroup; a cgroup that is gone already is no error."""
+        """Let the task end and remove its cgroup; a cgroup that is already gone is not an error."""
         try:
             self._tree.detach(pid)
             self._tree.rmdir(path)
@@ -106,6 +107,6 @@ class Runc:
 
 
 def _words(error: OSError) -> str:
-    """Write an error as Go does: what was written where, and strerror in lower case."""
+    """Write an error as Go does: the value and the file, and strerror in lower case."""
     cause = os.strerror(error.errno or 0).lower()
     return ": ".join([*getattr(error, "__notes__", ()), cause])

@@ -1,9 +1,9 @@
 """A small CRI runtime, on a unix socket, that behaves as containerd with runc does.
 
-It is what ``topoproxy demo`` and many tests place behind the real proxy. Pods and containers are records, and
-a running container is a cgroup in the tree that is given to it; see ``runtime_service`` for the calls and
-``runc`` for what they do to the tree. The records belong to the object, so they outlive ``stop`` and
-``kill``, as containers outlive containerd.
+``topoproxy demo`` and many tests run it behind the real proxy. Pods and containers are records, and a running
+container is a cgroup in the given tree; see ``runtime_service`` for the calls and ``runc`` for their effect
+on the tree. The records belong to the object, so they outlive ``stop`` and ``kill``, as containers outlive
+containerd.
 
 For tests it keeps a log of the calls, and a call can be delayed or made to fail::
 
@@ -62,10 +62,10 @@ class StandInRuntime:
     """The runtime: ``start()``, use the socket, ``stop()``. Inspection is safe from any thread.
 
     Args:
-        socket_path: Where to listen; a file that is there is replaced.
-        cgroups: The tree that containers get their cgroups in.
+        socket_path: Where to listen; an existing file is replaced.
+        cgroups: The tree in which containers get their cgroups.
         alpha: Serve ``runtime.v1alpha2`` too, as containerd 1.x does.
-        events: Answer GetContainerEvents (containerd 1.7 and later), else it is UNIMPLEMENTED.
+        events: Answer GetContainerEvents (containerd 1.7 and later); otherwise it is UNIMPLEMENTED.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class StandInRuntime:
         with self._lock:
             return list(self._calls)
 
-    # What tests and demonstrations do to it.
+    # Used by tests and demonstrations.
 
     def before(self, method: str, hook: Hook) -> Callable[[], None]:
         """Run something before each call of a method: sleep to delay it, raise CallRefused to fail it.
@@ -150,7 +150,7 @@ class StandInRuntime:
         The hook runs in the call's own thread without any lock, so other calls continue.
 
         Returns:
-            A function that takes the hook out again.
+            A function that removes the hook.
         """
         with self._lock:
             self._hooks.setdefault(method, []).append(hook)

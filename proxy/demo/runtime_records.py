@@ -1,7 +1,7 @@
 """The stand-in runtime's records of pods and containers.
 
-The saved spec of a container follows containerd: UpdateContainerResources lays the fields that the
-request sets over the saved ones, and it is the whole merged spec, not the request, that goes to runc.
+The saved spec of a container follows containerd: UpdateContainerResources merges the fields that the request
+sets into the saved ones, and sends the whole merged spec, not the request, to runc.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def new_id() -> str:
 def merge(
     saved: pb.LinuxContainerResources, request: pb.LinuxContainerResources
 ) -> pb.LinuxContainerResources:
-    """Merge a request into what is saved; zero and empty fields change nothing."""
+    """Merge a request into the saved resources; zero and empty fields change nothing."""
     merged = Resources()
     merged.CopyFrom(saved)
     merged.MergeFrom(request)
@@ -75,7 +75,7 @@ class ContainerRecord:
         config: The ContainerConfig unchanged.
         cgroup: Path in the tree that the container has, or will have once it is started.
         cgroups_path: The same as ``linux.cgroupsPath`` of the OCI spec.
-        exit_code: Meaningful in state EXITED.
+        exit_code: Only meaningful in state EXITED.
     """
 
     id: str
@@ -101,8 +101,8 @@ class ContainerRecord:
 def cgroup_names(parent: str, container_id: str) -> tuple[str, str]:
     """Name a container's cgroup as containerd does.
 
-    A parent that ends in ``.slice`` is a systemd slice: the name goes as ``slice:prefix:id`` to runc, which
-    has systemd make a scope below the expanded slice. Without a parent it is ``/k8s.io/<id>``.
+    A parent that ends in ``.slice`` is a systemd slice: runc gets the name as ``slice:prefix:id``, and has
+    systemd make a scope below the expanded slice. Without a parent it is ``/k8s.io/<id>``.
 
     Returns:
         ``(path below the hierarchy's root, linux.cgroupsPath)``.

@@ -1,7 +1,7 @@
 """The answers of the stand-in runtime, call by call, as containerd's CRI plug-in gives them.
 
-Codes and sentences follow containerd 1.6: an unknown id is NOT_FOUND (and no error where the interface asks
-for idempotence), a refusal that comes from runc is UNKNOWN with runc's words, a name in use is UNKNOWN.
+Codes and sentences follow containerd 1.6: an unknown id is NOT_FOUND (but no error if the interface requires
+idempotence), a refusal by runc is UNKNOWN with runc's words, a name in use is UNKNOWN.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def container_status(container: ContainerRecord) -> pb.ContainerStatus:
 
 
 def verbose(container: ContainerRecord) -> dict[str, object]:
-    """Return the ``info`` of a container as containerd writes it, as far as it is used."""
+    """Return the used part of a container's ``info``, as containerd writes it."""
     linux = {"cgroupsPath": container.cgroups_path, "resources": oci(container.resources)}
     return {
         "sandboxID": container.pod_id,
@@ -98,7 +98,7 @@ def container_matches(container: ContainerRecord, wanted: pb.ContainerFilter) ->
 
 
 class StandInService:
-    """Pods and containers, and what each call does to them. Safe to call from many threads."""
+    """Pods and containers, and the effect of each call on them. Safe to call from many threads."""
 
     def __init__(self, runc: Runc) -> None:
         self.lock = threading.RLock()
@@ -257,7 +257,7 @@ class StandInService:
         ]
         return pb.ListContainersResponse(containers=[container_item(container) for container in containers])
 
-    # What several calls share.
+    # Shared by several calls.
 
     def _of(self, pod: PodRecord) -> list[ContainerRecord]:
         return [c for c in self.containers.values() if c.pod_id == pod.id]

@@ -159,14 +159,14 @@ class FailureSteps:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioCpus:
-    """Which CPUs the scenario is about.
+    """The CPUs that the scenario uses.
 
     Attributes:
         lse: CPUs that the LSE pod's annotation names.
         lsr: The same for the LSR pod.
         failed: The same for the pod whose create fails.
         count: Whole CPUs that the Guaranteed container requests.
-        big: True where all of them fit at the same time.
+        big: Whether all of them fit at the same time.
         absent: CPUs that this machine does not have.
     """
 
@@ -182,7 +182,7 @@ class ScenarioCpus:
         """Choose them for a machine.
 
         Raises:
-            DemoError: It has one CPU only.
+            DemoError: The machine has only one CPU.
         """
         if len(machine.online) < 2:
             raise DemoError("the demonstration needs at least two CPUs")
@@ -269,7 +269,7 @@ class Scenario:
             owned = CpuSet()
             for cpus in self._runner.expected.owned.values():
                 owned |= cpus
-            self._runner.launch(spec, owned)  # what it gets is read, and then judged
+            self._runner.launch(spec, owned)  # its CPUs are read, and then checked
             got = self._environment.snapshot().get("database").cpus
             self._judge(got, owned)
             self._runner.expected.owned["database"] = got

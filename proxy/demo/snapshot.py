@@ -1,6 +1,6 @@
 """The state of the node according to the kernel's files, and its invariants.
 
-Nothing here queries the proxy: a claim of the demonstration is compared with the cgroup files alone.
+Nothing here queries the proxy: a claim of the demonstration is compared only with the cgroup files.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class DemoError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ContainerCpuset:
-    """One container's cpuset, as read.
+    """One container's cpuset, as read from its files.
 
     Attributes:
         name: Name of its pod.
         label: Its class, as the picture shows it.
-        owns: True when it is meant to own its CPUs.
-        excludes_be: True when BE containers must not be on them either.
-        background: True for a container of the BE pool.
+        owns: Whether it should own its CPUs.
+        excludes_be: Whether BE (best effort) containers must not be on them either.
+        background: Whether it is a container of the BE pool.
     """
 
     name: str
@@ -63,13 +63,13 @@ class Snapshot:
         return tuple(container.name for container in self.containers)
 
     def owner_of(self, cpu: int) -> ContainerCpuset | None:
-        """Return which container owns a CPU."""
+        """Return the container that owns a CPU."""
         return next(
             (container for container in self.containers if container.owns and cpu in container.cpus), None
         )
 
     def check(self) -> None:
-        """Check what must hold at any moment.
+        """Check the invariants that must hold at any moment.
 
         Raises:
             DemoError: An empty set, a CPU with two owners, or a shared container on an owned CPU.

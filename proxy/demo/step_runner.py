@@ -17,7 +17,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.phrases import cpus as named
 
 _TIMEOUT_S = 5.0
-"""Seconds for what happens after the answer: pools grow once CPUs are free."""
+"""Seconds for changes after the answer: pools grow when CPUs become free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class DemoStep:
     Attributes:
         title: What happens.
         why: One or two sentences for the reader.
-        act: Does it, and gives sentences about what it checked by itself.
-        at_once: True where the files must be right when the call returns, not a moment later.
-        middle: True to show the node as it was when the create reached the runtime, where that can be seen;
-            afterwards it must be as it was before.
+        act: Performs the step, and returns sentences about its own checks.
+        at_once: Whether the files must be right as soon as the call returns, not a moment later.
+        middle: Whether to show the node as it was when the create reached the runtime, if that can be
+            observed; after the step the node must be as it was before.
     """
 
     title: str
@@ -44,8 +44,8 @@ class StepRunner:
     """Runs steps in an environment.
 
     Attributes:
-        expected: What the files must say.
-        checks: How many comparisons were made and found true.
+        expected: The expected content of the files.
+        checks: How many checks were made and succeeded.
     """
 
     def __init__(self, environment: DemoEnvironment, screen: Screen, pause: float = 0.0) -> None:
@@ -89,10 +89,10 @@ class StepRunner:
             time.sleep(self._pause)
 
     def wait_until_expected(self, seconds: float = _TIMEOUT_S) -> Snapshot:
-        """Read the files until they have the expected values.
+        """Read the files until they have the expected values, and return them.
 
         Raises:
-            DemoError: They do not within that time.
+            DemoError: They do not have these values within that time.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -107,7 +107,7 @@ class StepRunner:
                 return snapshot
 
     def _agreement(self, snapshot: Snapshot) -> str:
-        """Compare the proxy's own page with the files; both may change until the runtime has been updated."""
+        """Compare the proxy's own page with the files; both may change until the runtime is updated."""
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
             page = self.environment.status()
@@ -129,10 +129,10 @@ class StepRunner:
             "status says, and no container is on CPUs of another."
         )
 
-    # What several steps do.
+    # Shared by several steps.
 
     def launch(self, spec: DemoPod, own: CpuSet | None = None) -> Started:
-        """Run a pod whose container gets CPUs of its own, or runs on its pool."""
+        """Run a pod whose container gets exclusive CPUs, or runs on its pool."""
         pod = self.environment.client.run_pod(spec)
         self.environment.pods.append(pod)
         self.environment.client.create(pod)
@@ -153,15 +153,15 @@ class StepRunner:
         return next(pod for pod in self.environment.pods if pod.spec.name == name)
 
     def reason(self, name: str) -> str:
-        """Query the proxy for why a container is where it is."""
+        """Query the proxy for the reason of a container's placement."""
         rows = self.environment.status()["containers"]
         return next((str(row["reason"]) for row in rows if row["ref"] == f"demo/{name}/main"), "")
 
     def left_before(self, spec: DemoPod, cpus: CpuSet) -> str:
-        """Check that the others had left when the create reached the runtime, where that can be seen.
+        """Check that the others had left when the create reached the runtime, if that can be observed.
 
         Raises:
-            DemoError: One of them had not.
+            DemoError: One of them had not left.
         """
         seen = self.environment.at_create
         if seen is None:
@@ -177,5 +177,5 @@ class StepRunner:
 
 
 def reported(sentence: str) -> list[str]:
-    """Make a list of a sentence, an empty one of none."""
+    """Return a list with the sentence; an empty list for an empty sentence."""
     return [sentence] if sentence else []

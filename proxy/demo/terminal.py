@@ -1,4 +1,4 @@
-"""Text and colours on a terminal: plain ANSI, none of it where it is not wanted."""
+"""Text and colours on a terminal: plain ANSI codes, or none if colours are off."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CLASS_COLOURS = {
 
 
 class Screen:
-    """Where the demonstration is shown.
+    """The terminal on which the demonstration is shown.
 
     Args:
         out: The stream.
-        colour: False for none; None: where ``out`` is a terminal and NO_COLOR is unset or empty.
+        colour: False for none; None for colours if ``out`` is a terminal and NO_COLOR is unset or empty.
         width: Columns; None: the terminal's, at most 120.
     """
 
@@ -44,7 +44,7 @@ class Screen:
         self.unicode = encoding.startswith("utf")
 
     def paint(self, text: str, *codes: str) -> str:
-        """Wrap a text in ANSI codes, where there are colours."""
+        """Wrap a text in ANSI codes, if colours are on."""
         return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self.colour and codes and text else text
 
     def glyph(self, nice: str, plain: str) -> str:
@@ -52,7 +52,7 @@ class Screen:
         return nice if self.unicode else plain
 
     def line(self, text: str = "") -> None:
-        """Write one line, now."""
+        """Write one line, and flush it."""
         shown = text.rstrip()
         if not self.unicode:
             shown = shown.encode("ascii", "replace").decode()
@@ -60,7 +60,7 @@ class Screen:
         self._out.flush()
 
     def paragraph(self, text: str, indent: int = 2, *codes: str) -> None:
-        """Write running text, folded to the width (at most 96 columns, for the eye)."""
+        """Write running text, folded to the width (at most 96 columns, for legibility)."""
         pad = " " * indent
         for row in textwrap.wrap(text, min(self.width, 96) - indent, break_on_hyphens=False):
             self.line(pad + self.paint(row, *codes))

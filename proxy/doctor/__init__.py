@@ -1,4 +1,4 @@
-"""``topoproxy doctor``: finds what keeps a node from working as it should, with or without the daemon.
+"""``topoproxy doctor``: finds the faults that keep a node from working, with or without the daemon.
 
-``gather`` reads the node, ``checks`` are pure functions on what was read.
+``gather`` reads the node; ``checks`` are pure functions on the facts that were read.
 """

@@ -24,7 +24,7 @@ def expiry(pem: bytes) -> float:
     """Return when the first certificate of a PEM file expires, in seconds since the epoch.
 
     Raises:
-        ValueError: There is none, or it cannot be read.
+        ValueError: There is no certificate, or it cannot be read.
     """
     match = _PEM.search(pem)
     if match is None:

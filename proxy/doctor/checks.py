@@ -1,8 +1,8 @@
 """The checks of ``topoproxy doctor``: pure functions from the facts of a node to findings.
 
-Each check has an id that stays. One that cannot be made on this node (kubelet has no files here, the daemon
-does not answer) is skipped and says why. A warning does not make the node broken: it works, and should be
-examined.
+Each check has an id that never changes. A check that cannot be made on this node (kubelet has no files here,
+or the daemon does not answer) is skipped and says why. A warning does not mean that the node is broken: it
+works, but should be examined.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ROOM, LITTLE_ROOM = 16 << 20, 256 << 20
 FILES = 1024
 """Open files of the daemon: each connection and each watched cgroup takes one."""
 EXPIRES_S = 14 * 86400.0
-"""Seconds before its end in which a certificate should be renewed."""
+"""A certificate should be renewed within this many seconds before it expires."""
 OLDEST_CONTAINERD, FIXED_RUNC = (1, 6, 0), (1, 1, 6)
 """The first containerd that is supported; the first runc that sends CPUs to systemd in the right order."""
 QUIET_S = 300.0
-"""Seconds without a call: kubelet lists containers several times a minute."""
+"""Seconds without a call after which a check warns: kubelet lists containers several times a minute."""
 
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
@@ -51,7 +51,7 @@ class Finding(Struct, frozen=True):
         id: The check.
         result: How it ended.
         text: What was found, in one sentence without a period.
-        advice: What to do; empty where nothing has to be done.
+        advice: What to do; empty if nothing has to be done.
     """
 
     id: str
@@ -72,7 +72,7 @@ def examine(facts: DoctorFacts, ignored: Collection[str] = ()) -> list[Finding]:
     """Make all checks.
 
     Args:
-        facts: What was read.
+        facts: The facts that were read.
         ignored: Checks that are skipped.
     """
     findings = [Finding(name, *_outcome(name, facts)) for name in CHECKS]
@@ -85,7 +85,7 @@ def examine(facts: DoctorFacts, ignored: Collection[str] = ()) -> list[Finding]:
 
 
 def _outcome(name: str, facts: DoctorFacts) -> Outcome:
-    """Make one check; what cannot be read, and a fault of the check itself, is its result."""
+    """Make one check; a fact that cannot be read, or a fault of the check itself, becomes its result."""
     source = _SOURCES.get(name, "")
     if why := facts.unread.get(source):
         return WARN, why, AS_ROOT
@@ -93,7 +93,7 @@ def _outcome(name: str, facts: DoctorFacts) -> Outcome:
     if not fault:
         try:
             return CHECKS[name](facts)
-        except Exception as error:  # noqa: BLE001  the other checks are shown nevertheless
+        except Exception as error:  # noqa: BLE001  the other checks must still be shown
             fault = f"{type(error).__name__}: {error}"
     return FAIL, f"cannot make this check: internal error: {fault}", "please report this"
 
@@ -147,9 +147,9 @@ def _cgroup_cpuset(facts: DoctorFacts) -> Outcome:
 def _cgroup_driver(facts: DoctorFacts) -> Outcome:
     """Compare the drivers that kubelet's configuration and the runtime name.
 
-    kubelet 1.31 and later uses the driver that the runtime reports, and ignores its own cgroupDriver then
-    (feature gate KubeletCgroupDriverFromCRI, on by default since 1.31 and always since 1.34; kubernetes v1.34
-    pkg/features/kube_features.go).
+    kubelet 1.31 and later uses the driver that the runtime reports; if there is one, it ignores its own
+    cgroupDriver (feature gate KubeletCgroupDriverFromCRI, on by default since 1.31 and always since 1.34;
+    kubernetes v1.34 pkg/features/kube_features.go).
     """
     kubelet, runtime = facts.kubelet.driver, facts.runtime.driver
     if not kubelet or not runtime:
@@ -194,7 +194,7 @@ def _runtime_version(facts: DoctorFacts) -> Outcome:
 
 
 def _number(version: str) -> tuple[int, ...]:
-    """Read a version such as ``v1.6.20~ds1``; one that cannot be read is newer than all."""
+    """Read a version such as ``v1.6.20~ds1``; one that cannot be read counts as newer than all others."""
     match = _VERSION.match(version)
     return tuple(map(int, match.groups())) if match else (1 << 30,)
 

@@ -1,4 +1,4 @@
-"""The facts about a node that the checks use. What could not be read has a reason, or is None."""
+"""The facts about a node that the checks use. A fact that could not be read is None or has a reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class EndpointSetting(Struct, frozen=True):
     """A place that names kubelet's runtime endpoint.
 
     Attributes:
-        place: A file, or what kubelet was started with.
-        endpoint: What it names.
+        place: A file, or kubelet's command line.
+        endpoint: The endpoint that it names.
     """
 
     place: str
@@ -46,7 +46,7 @@ class CgroupFacts(Struct, frozen=True):
     Attributes:
         problem: Why it was not found; empty if it was.
         version: 1 or 2.
-        without_cpuset: Groups of kubelet that do not give the controller to the groups in them (v2).
+        without_cpuset: Groups of kubelet that do not enable the controller for the groups in them (v2).
     """
 
     problem: str = ""
@@ -60,8 +60,8 @@ class RuntimeFacts(Struct, frozen=True):
     Attributes:
         problem: Why it does not answer; empty if it does.
         version: Its name and version.
-        driver: Its cgroup driver; empty where it does not say.
-        runc: The version of runc; empty where it is not known.
+        driver: Its cgroup driver; empty if the runtime does not report it.
+        runc: The version of runc; empty if it is not known.
     """
 
     problem: str = ""
@@ -74,14 +74,14 @@ class KubeletSetup(Struct, frozen=True):
     """kubelet, by its files and its process.
 
     Attributes:
-        directory: Its directory; empty where there is none.
-        running: The endpoint of the running kubelet's command line; None where it names none.
-        effective: The file that decides on the endpoint at kubelet's next start; None where none names one.
-        driver: ``cgroupDriver`` of its configuration; empty where it does not say.
-        cpu_policy: ``cpuManagerPolicy`` of its state file; empty where there is none.
-        memory_policy: ``memoryManagerPolicy`` of its state file; empty where there is none.
-        instance: kubeadm's ``instance-config.yaml``; None where it names no endpoint.
-        overridden: Other files that name an endpoint, which has no effect.
+        directory: Its directory; empty if there is none.
+        running: The endpoint of the running kubelet's command line; None if it names none.
+        effective: The file that decides on the endpoint at kubelet's next start; None if no file names one.
+        driver: ``cgroupDriver`` of its configuration; empty if it is not set.
+        cpu_policy: ``cpuManagerPolicy`` of its state file; empty if there is none.
+        memory_policy: ``memoryManagerPolicy`` of its state file; empty if there is none.
+        instance: kubeadm's ``instance-config.yaml``; None if it names no endpoint.
+        overridden: Other files that name an endpoint, without effect.
     """
 
     directory: str = ""
@@ -98,11 +98,11 @@ class AttachFacts(Struct, frozen=True):
     """The journal of ``topoproxy attach``.
 
     Attributes:
-        directory: Where it is; empty where kubelet is not attached.
+        directory: Its directory; empty if kubelet is not attached.
         problem: Why it cannot be used; empty if it can.
-        unfinished: The attach was cut off, or is at work now.
-        changed_by_others: Files that another program has changed since.
-        rescue: The script that undoes the attach without Python is there.
+        unfinished: Whether the attach was interrupted, or is still running.
+        changed_by_others: Files that another program has changed since the attach.
+        rescue: Whether the script that undoes the attach without Python exists.
     """
 
     directory: str = ""
@@ -119,10 +119,10 @@ class DaemonFacts(Struct, frozen=True):
         problem: Why it does not answer; empty if it does.
         not_ready: The reasons of the required checks that fail.
         clients: Open connections.
-        pods: How many pods have containers; None in mode passthrough, which does not know.
-        last_call_s: Seconds since the last call; None where there was none.
-        problems: What the daemon reports as wrong.
-        open_files: How many files its process may open; None where that is not known.
+        pods: How many pods have containers; None in mode passthrough, in which the daemon does not know.
+        last_call_s: Seconds since the last call; None if there was none.
+        problems: The problems that the daemon reports.
+        open_files: How many files its process may open; None if that is not known.
     """
 
     problem: str = ""
@@ -138,14 +138,14 @@ class StateFacts(Struct, frozen=True):
     """The state directory.
 
     Attributes:
-        directory: Where it is.
-        problem: Why it cannot be used; empty if it can, also where it is not made yet.
-        free_bytes: Room on its disk; None where that is not known.
-        read_only: The file system is read-only.
-        ledger: Why the ledger would not be used; empty if it would, or where it was not examined.
+        directory: Its path.
+        problem: Why it cannot be used; empty if it can, or if it does not exist yet.
+        free_bytes: Room on its disk; None if that is not known.
+        read_only: Whether the file system is read-only.
+        ledger: Why the ledger would not be used; empty if it would, or if it was not examined.
         unexamined: Why the ledger was not examined; empty if it was.
         unread: Why the directory or the ledger may not be read; empty if they may.
-        set_aside: Ledgers that were damaged and are kept.
+        set_aside: Damaged ledgers that are kept.
     """
 
     directory: str = "/var/lib/topoproxy"
@@ -162,7 +162,7 @@ class SocketFacts(Struct, frozen=True):
     """A socket of the daemon.
 
     Attributes:
-        path: Where it is.
+        path: Its path.
         problem: Why other users could use or replace it; empty if they cannot.
     """
 
@@ -190,12 +190,12 @@ class DoctorFacts(Struct, frozen=True):
     Attributes:
         now: Seconds since the epoch.
         machine: Why the machine cannot be read, or does not fit the configuration; empty if neither.
-        partly_reserved: Why CPUs do not count as free for owners; empty where all do.
-        hooks: What is wrong with files of hooks.
+        partly_reserved: Why some CPUs do not count as free for owners; empty if all do.
+        hooks: The problems with hook files.
         writers: Other programs on the node that write cpusets.
-        denials: How many actions of the daemon SELinux or AppArmor denied; None where that is not logged.
-        unread: Why a field of this class may not or cannot be read, by its name.
-        faults: Internal errors while a field was read, by its name.
+        denials: How many actions of the daemon SELinux or AppArmor denied; None if that is not logged.
+        unread: Why a field of this class may not or cannot be read, by the name of the field.
+        faults: Internal errors while a field was read, by the name of the field.
     """
 
     now: float

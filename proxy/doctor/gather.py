@@ -1,6 +1,6 @@
-"""Reads the facts about a node for ``topoproxy doctor``. Nothing is written, and each wait has a bound.
+"""Reads the facts about a node for ``topoproxy doctor``. It writes nothing, and each wait has a limit.
 
-Each source is read separately: one that cannot be read does not affect the others.
+Each source is read separately, so a source that cannot be read does not affect the others.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ RUNC = tuple(Path(directory, "runc") for directory in ("/usr/local/sbin", "/usr/
 _RUNC_VERSION = re.compile(r"^runc version (\S+)", re.MULTILINE)
 _DENIED = re.compile(rb'^.*(?:avc: +denied|apparmor="DENIED").*topoproxy.*$', re.MULTILINE)
 _TAIL = 1 << 20
-"""Bytes of the end of the audit log that are read."""
+"""How many bytes at the end of the audit log are read."""
 _DRIVER = re.compile(r"^\s*cgroupDriver:\s*[\"']?(\w+)", re.MULTILINE)
 _POLICY = re.compile(r'"policyName"\s*:\s*"(\w+)"')
 _OPEN_FILES = re.compile(r"^Max open files\s+(\d+)", re.MULTILINE)
@@ -87,12 +87,12 @@ _SMALL = 1 << 20
 
 
 class NodePaths(Struct, frozen=True):
-    """What is checked besides the paths of the configuration; a test has others.
+    """Paths that are checked in addition to those of the configuration; a test uses other paths.
 
     Attributes:
         nri: Plug-ins that the runtime starts.
         audit: The log of the kernel's audit.
-        runc: Where runc may be; the first that is there counts.
+        runc: Paths where runc may be; the first that exists counts.
         wall_clock: Seconds since the epoch.
     """
 
@@ -106,7 +106,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
     """Read everything.
 
     Args:
-        config: The configuration; the defaults where it is refused.
+        config: The configuration; the defaults if it is refused.
         refused: Why it is refused; empty if it is not.
         timeout: Seconds for the answer of the daemon.
         places: Other paths that are read.
@@ -151,7 +151,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
 def _read(
     unread: dict[str, str], faults: dict[str, str], name: str, source: Callable[[], T], otherwise: T
 ) -> T:
-    """Read one source; where that fails, keep why, so that the other sources are read nevertheless."""
+    """Read one source; if that fails, keep the reason, so that the other sources are still read."""
     try:
         return source()
     except PermissionDeniedError as error:
@@ -175,7 +175,7 @@ def _hooks(config: Config) -> tuple[str, ...]:
 
 
 def _hook_problem(candidate: Candidate) -> str:
-    """Return why a hook file cannot be used; empty where its owner, mode and text show no reason."""
+    """Return why a hook file cannot be used; empty if its owner, mode and text show no reason."""
     if known := candidate.distrust or candidate.cause:
         return known
     if candidate.null or candidate.server:
@@ -183,7 +183,7 @@ def _hook_problem(candidate: Candidate) -> str:
     try:
         data = read_small(str(candidate.path))[0]
     except FileNotFoundError:
-        return ""  # it was removed meanwhile
+        return ""  # it has just been removed
     except ValueError as error:
         return f"cannot read it: {error}"
     return static_error(candidate.path, data) if data else ""
@@ -234,10 +234,10 @@ def _runtime(config: Config, places: NodePaths) -> RuntimeFacts:
 
 
 def _require_usable(path: Path) -> None:
-    """Refuse to take a socket that this user may not use for one at which no process listens.
+    """Raise for a socket that this user may not use: otherwise it would look like one without a listener.
 
     Raises:
-        PermissionDeniedError: It may not be used.
+        PermissionDeniedError: The socket may not be used.
     """
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(RUNTIME_S)
@@ -250,7 +250,7 @@ def _require_usable(path: Path) -> None:
 
 
 def _runc(paths: Sequence[Path]) -> str:
-    """Return runc's version; empty where it is not found or does not answer."""
+    """Return runc's version; empty if it is not found or does not answer."""
     path = next((each for each in paths if each.is_file()), None)
     if path is None:
         return ""
@@ -265,7 +265,7 @@ def _runc(paths: Sequence[Path]) -> str:
 
 
 def _denials(log: Path) -> int | None:
-    """Count what the kernel has denied the daemon, by the end of the audit log."""
+    """Count the actions of the daemon that the kernel has denied, according to the end of the audit log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
@@ -300,7 +300,7 @@ def _setting(value: Span) -> EndpointSetting:
 
 
 def _kubelet_sources(file: Path, directory: Path, flags: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the files that decide what is reported of kubelet, whether they exist or not.
+    """Yield the files from which the facts about kubelet are read, whether they exist or not.
 
     Raises:
         PermissionError: The directory of kubelet's drop-ins may not be listed.
@@ -316,10 +316,10 @@ def _kubelet_sources(file: Path, directory: Path, flags: Mapping[str, str]) -> I
 
 
 def _require_readable(path: Path) -> None:
-    """Refuse to take a file that may not be read for one that is not there.
+    """Raise for a file that may not be read: otherwise it would look like one that does not exist.
 
     Raises:
-        PermissionError: It may not be read.
+        PermissionError: The file may not be read.
     """
     try:
         read_small(str(path), _SMALL)
@@ -432,7 +432,7 @@ def _sockets(config: Config) -> Iterator[SocketFacts]:
             problem = trust.path_problem(path, sticky=True) or trust.owner_problem(path, status)
         except OSError:
             continue  # the daemon does not run
-        if not problem and status.st_mode & stat.S_IWOTH:  # its group is that of the runtime's socket
+        if not problem and status.st_mode & stat.S_IWOTH:  # the group is that of the runtime's socket
             problem = f"others can write to {path}: chmod o-w {path}"
         if stat.S_ISSOCK(status.st_mode):
             yield SocketFacts(str(path), problem)
@@ -468,7 +468,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _text(path: Path) -> str | None:
-    """Read a small file; None where that is not possible."""
+    """Read a small file; None if that is not possible."""
     try:
         return read_small(str(path), _SMALL)[0].decode("utf-8", "replace")
     except (OSError, ValueError):

@@ -1,12 +1,13 @@
 """Keeps the table of nodes current by watches of the API server.
 
 Four collections are followed: bound pods that have not ended, nodes, Numatopologies and
-NodeResourceTopologies. Each object is reduced to what decisions read when it arrives. A node is joined again
-when one of its objects changes; a malformed object makes the node unknown, with the reason.
+NodeResourceTopologies. When an object arrives, it is reduced to the fields that decisions read. When one of a
+node's objects changes, the facts of the node are joined again; a malformed object makes the node unknown,
+with the reason.
 
-The NodeResourceTopologies are followed in a version that the cluster has: v1alpha2, or the one that there is,
-as Koordinator's v1alpha1. Until the API server has reported its versions, nothing is decided. While the
-collection is missing, the versions are queried again at intervals.
+The NodeResourceTopologies are followed in a version that the cluster has: v1alpha2, or the only one that
+there is, such as Koordinator's v1alpha1. Until the API server has reported its versions, nothing is decided.
+While the collection is missing, the versions are queried again at intervals.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from proxy.telemetry.port import Telemetry
 T = TypeVar("T")
 TICK_S = 1.0
 PREFERRED = "v1alpha2"
-"""The version of the NodeResourceTopologies that is followed where the cluster has it."""
+"""The version of the NodeResourceTopologies that is followed if the cluster has it."""
 PAUSES = Backoff(0.25, 4.0)
-"""Seconds before the API server is queried again which versions it has."""
+"""Seconds before the API server is queried again for its versions."""
 DISCOVERY_S = 60.0
 """Seconds after which a collection that is missing is looked for in other versions."""
 
@@ -57,7 +58,7 @@ class BoundPod(Struct, frozen=True):
 
 
 class NodeWithTaints(Struct, frozen=True):
-    """A Node object, as far as decisions read it."""
+    """The fields of a Node object that decisions read."""
 
     meta: NodeMeta
     taints: tuple[Taint, ...]
@@ -95,9 +96,9 @@ class ClusterView:
 
     @property
     def age(self) -> float | None:
-        """Seconds since the oldest copy was known to be current; None before all were listed.
+        """Seconds since the oldest copy was known to be current; None until all were listed.
 
-        A collection that does not exist, or that could never be read, does not count, except for the pods.
+        A collection that does not exist, or that could never be read, does not count, except the pods.
         """
         watchers = self._watchers()
         ages = [each.age for each in watchers if each.present or each.age is not None or each is self.pods]
@@ -154,7 +155,7 @@ class ClusterView:
                 following.cancel()
 
     def _begin(self, version: str) -> None:
-        """Replace the copy by an empty one of a version; nothing is decided before it has been listed."""
+        """Replace the copy by an empty one of a version; nothing is decided until it has been listed."""
         before = self.topologies.values
         self._telemetry.resolved("cannot follow the cluster", path=topology_path(self._version))
         self.topologies, self._version = self._topologies_in(version), version
@@ -162,7 +163,7 @@ class ClusterView:
             self._join(name)
 
     async def _served_version(self) -> str:
-        """Return the version to follow, once the API server has reported which it has."""
+        """Wait until the API server has reported its versions, and return the version to follow."""
         path, pauses = f"/apis/{GROUP}", RetryDelays(PAUSES)
         while True:
             try:
@@ -179,7 +180,7 @@ class ClusterView:
             return PREFERRED if PREFERRED in found or not found else str(found[0])
 
     async def _freeze(self) -> None:
-        """Exempt what has been listed from garbage collection: a pass over it would delay an answer."""
+        """Exempt the listed objects from garbage collection: collecting over them would delay an answer."""
         while not self.listed:
             await asyncio.sleep(TICK_S)
         gc.collect()
@@ -233,7 +234,7 @@ class ClusterView:
             node = join_facts(name, meta, numa, zones)
         except ValueError as error:
             self._table.put_unknown(name, str(error))
-        except (ArithmeticError, LookupError, TypeError) as error:  # others must be read despite this one
+        except (ArithmeticError, LookupError, TypeError) as error:  # the other objects must still be read
             self._table.put_unknown(name, f"its objects cannot be read: {error!r}")
         else:
             self._table.put(node, asyncio.get_running_loop().time())

@@ -1,12 +1,12 @@
 """A small HTTP/1.1 server for kube-scheduler, kubelet's probes and Prometheus, with persistent connections.
 
-Go's client keeps connections open and sends one request at a time on each. A connection whose answer is an
-error of the extender itself (503 and above) is closed after it, so that the next request may reach another
+Go's client keeps connections open and sends one request at a time on each. A connection is closed after an
+answer that is an error of the extender itself (503 and above), so that the next request may reach another
 replica.
 
 Any client that reaches the port may connect without a certificate, as probes do. So clients with a
-certificate and clients without one have separate limits. Where a limit is reached, the connection that has
-been idle for longest gives way to the new one: idle connections keep no probe and no scheduler out.
+certificate and clients without one have separate limits. If a limit is reached, the connection that has been
+idle for longest gives way to the new one, so idle connections keep out neither probes nor schedulers.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ IDLE_S = 120.0
 REQUEST_S = 20.0
 CONNECTIONS = 256
 ANONYMOUS = 32
-"""Connections of clients without a certificate."""
+"""The most connections of clients without a certificate."""
 ANONYMOUS_S = 5.0
-"""Seconds for a handshake, and without a certificate for the first request and for each body."""
+"""Seconds for a handshake; also, for a client without a certificate, for its first request and each body."""
 ANONYMOUS_BODY = 64 << 10
-"""Bytes of a body of such a client that are read; its requests need none."""
+"""The most bytes that are read of such a client's body; its requests need no body."""
 CLOSE_S = 1.0
 _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed"}
 _REASONS |= {413: "Content Too Large", 500: "Internal Server Error", 503: "Service Unavailable"}
 
 
 class HttpAnswer(Struct, frozen=True):
-    """An answer: a text, or anything that JSON can hold."""
+    """An answer: a text, or a value for JSON."""
 
     value: object
     status: int = 200
@@ -84,7 +84,7 @@ class HttpServer:
         self._telemetry = telemetry
         self._servers: list[asyncio.Server] = []
         self._connections: dict[asyncio.Task[None], _Connection] = {}
-        """In the order in which they have become idle."""
+        """The open connections, in the order in which they have become idle."""
         self._draining = False
         self.port = 0
 
@@ -104,9 +104,9 @@ class HttpServer:
         self.port = server.sockets[0].getsockname()[1]
 
     async def use(self, tls: ssl.SSLContext) -> None:
-        """Use other TLS settings for new connections; connections that are open stay."""
+        """Use other TLS settings for new connections; open connections stay."""
         former = self._servers
-        # Both listen at the same sockets for a moment: no connection is refused.
+        # The old and the new server share the sockets for a moment, so that no connection is refused.
         sockets = [os.dup(each.fileno()) for server in former for each in server.sockets]
         self._servers = [
             await asyncio.start_server(
@@ -152,7 +152,7 @@ class HttpServer:
             self._connections.pop(task, None)
 
     def _make_room(self, *, trusted: bool) -> bool:
-        """Make room for one more connection; return False where all are busy."""
+        """Make room for one more connection; return False if all are busy."""
         open_ones = [each for each in self._connections.values() if not each.writer.is_closing()]
         same_kind = [each for each in open_ones if each.trusted == trusted]
         if len(same_kind) < (CONNECTIONS if trusted else ANONYMOUS):
@@ -211,7 +211,7 @@ def _limits(tls: ssl.SSLContext | None) -> dict[str, Any]:
 
 
 def _cause(error: OSError) -> str:
-    """Return why an address cannot be used; asyncio puts its own sentence around the system's text."""
+    """Return why an address cannot be used; asyncio wraps the system's text in a sentence of its own."""
     if isinstance(error, socket.gaierror) or error.errno is None:
         return error.strerror or str(error)
     return os.strerror(error.errno)
@@ -238,7 +238,7 @@ def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.num_tickets = 0  # kube-scheduler keeps none, and opens many connections
+    context.num_tickets = 0  # kube-scheduler stores no tickets, and opens many connections
     for file in (certificate, key, client_ca):
         try:
             open_file(Path(file)).close()
@@ -255,7 +255,7 @@ def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext
     except OSError as error:  # removed since it was opened
         raise InputError(f"cannot read {certificate} and {key}: {error.strerror}") from error
     _load_authorities(context, client_ca)
-    context.verify_mode = ssl.CERT_OPTIONAL  # probes of kubelet have none
+    context.verify_mode = ssl.CERT_OPTIONAL  # kubelet's probes have no certificate
     return context
 
 

@@ -1,17 +1,17 @@
-"""The lease that one replica holds: only that one binds pods.
+"""The lease: only the replica that holds it binds pods.
 
 Theory. A replica that binds must know all pods that were assumed before, and must be the only one that
 assumes pods. The Lease object (coordination.k8s.io/v1) is written under optimistic locking, so one replica at
-a time holds it. Clocks are not compared: a replica takes the lease over when it has seen it unchanged for its
-whole duration, by its own monotonic clock. The holder counts the duration from *before* its last renewal was
-sent, and stops ``MARGIN_S`` early, which is longer than a bind may take: so a bind of the old holder has
-ended when the new one begins.
+a time holds it. Clocks are not compared: a replica takes the lease over when it has seen the lease unchanged
+for its whole duration, by the replica's own monotonic clock. The holder counts the duration from *before* it
+sent its last renewal, and stops ``MARGIN_S`` early. This margin is longer than a bind may take, so a bind of
+the old holder has ended when the new holder begins.
 
-A Lease object may be deleted while it is held. The holder stops when it finds that out, and a replica that
-has seen the lease waits for its whole duration before it creates another one.
+A Lease object may be deleted while it is held. The holder stops when it detects this, and a replica that has
+seen the lease waits for its whole duration before it creates another one.
 
-A write whose answer was lost may have taken effect, and then the next one is a conflict with it. So after a
-conflict the lease is read: it is lost only where it names another holder.
+A write whose answer was lost may have taken effect; then the next write conflicts with it. So after a
+conflict the lease is read: it is lost only if it names another holder.
 
 A holder that cannot renew ends its process, and starts again as a follower.
 """
@@ -153,7 +153,7 @@ class Lease:
         return True
 
     async def _write_own(self, spec: JsonObject) -> bool:
-        """Write the lease that this replica holds; return False where another replica holds it."""
+        """Write the lease that this replica holds; return False if another replica holds it."""
         while not await self._write(self._version, spec):
             version, found = self._read(await self._api.get(self._path))
             if found.holder_identity != self._identity:
@@ -162,7 +162,7 @@ class Lease:
         return True
 
     async def _write(self, version: str, spec: JsonObject) -> bool:
-        """Write the lease unless it has changed; return False where it has."""
+        """Write the lease unless it has changed; return False if it has."""
         began = time.monotonic()
         value = {"metadata": {"resourceVersion": version}, "spec": spec}
         try:

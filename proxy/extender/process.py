@@ -34,9 +34,9 @@ from proxy.telemetry.port import Telemetry
 DRAIN_S = 10.0
 _OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 Parts = tuple[Callable[[], Awaitable[None]], ...]
-"""What runs while the lease is held."""
+"""The parts that run while the lease is held."""
 EXIT_LEASE_LOST = 75
-"""The exit code where the lease was lost (sysexits EX_TEMPFAIL); docs/exit-codes.md has it."""
+"""The exit code if the lease was lost (sysexits EX_TEMPFAIL); docs/exit-codes.md lists it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ExtenderOptions:
     Attributes:
         host, port: Where to listen.
         tls: Files of the certificates; None for plain HTTP.
-        kubeconfig: Credentials; None for those of the pod.
+        kubeconfig: The file with the credentials; None for the credentials of the pod.
         lease: Namespace and name of the Lease object.
         strategy: How nodes that fit are ordered.
         level, form: Of the log.
@@ -123,7 +123,7 @@ async def _lead(
 async def _while_held(lease: Lease, parts: Parts, telemetry: Telemetry) -> None:
     await lease.acquire()
     telemetry.event("acquired the lease")
-    # Binds of other replicas are read after the lease was taken: lists are consistent reads.
+    # Start after the lease was taken: the lists, which are consistent reads, then show other replicas' binds.
     running = [asyncio.ensure_future(run_with_restarts(part, telemetry.fault)) for part in parts]
     try:
         await lease.keep()

@@ -1,18 +1,19 @@
-"""Makes kube-scheduler try refused pods again where an object shows room and nothing else changes.
+"""Makes kube-scheduler try refused pods again when an object shows room and nothing else changes.
 
-Theory. kube-scheduler sets a pod that an extender has refused aside until there is an event of any kind that
+Theory. kube-scheduler sets aside a pod that an extender has refused until there is an event of any kind that
 it watches (kubernetes v1.36 pkg/scheduler/schedule_one.go, findNodesThatFitPod, and
 pkg/scheduler/framework/types.go, UnrollWildCardResource). The objects that describe nodes are not of these
-kinds. Where one of them shows more free CPUs and no pod has ended, because a reserve was made smaller, such a
-pod would wait for up to five minutes.
+kinds. If such an object shows more free CPUs although no pod has ended, for example because a reserve was
+made smaller, the refused pod would wait for up to five minutes.
 
-So one object of a kind that it watches is changed: a CSIStorageCapacity in the extender's namespace. Its
-storage class is one that no volume has, so it means nothing to any program. An annotation of the Node object
-would do as well, but it would go to every client that watches nodes, and the extender would have to be
-permitted to change nodes.
+So the extender changes one object of a kind that kube-scheduler watches: a CSIStorageCapacity in the
+extender's namespace. Its storage class is one that no volume has, so the object means nothing to any program.
+An annotation of the Node object would do as well, but it would go to every client that watches nodes, and the
+extender would have to be permitted to change nodes.
 
-The change is made after the table has taken the object in, so the retried pod is decided with it. A replica
-that has just got the lease makes one, too: it does not know which pods the former one has refused.
+The change is made after the object is in the table, so the decision about the retried pod uses the object. A
+replica that has just got the lease makes such a change too: it does not know which pods the former holder has
+refused.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class PodRetries:
             self._refused.popitem(last=False)
 
     def retried(self, pod: str) -> None:
-        """Record that kube-scheduler does not wait for an event to try a pod again, or has bound it."""
+        """Record that kube-scheduler tries a pod again without an event, or has bound it."""
         self._refused.pop(pod, None)
 
     async def run(self) -> None:
@@ -95,7 +96,7 @@ class PodRetries:
             await asyncio.sleep(0)
             for demand in demands.values():
                 if self._table.is_tainted(name, demand):
-                    continue  # kube-scheduler gets an event once the taint is removed
+                    continue  # kube-scheduler gets an event when the taint is removed
                 verdicts = self._table.verdicts_of(demand)
                 verdict = self._table.known_verdict(name, demand, verdicts)
                 if verdict is None:

@@ -5,15 +5,15 @@ kube-scheduler sends the pod and the names of the nodes that its own plugins hav
 - *filter* keeps those that would admit the pod.
 - *prioritize* scores them, 0 to 10.
 - *bind* decides again for the one node, with the CPUs themselves, assumes the pod on them, and creates the
-  Binding. The CPUs of LSE and LSR pods are written as the annotation ``resource-status`` by the same request,
-  so there is no moment in which the pod is bound and the annotation is missing.
-- *preempt* names victims that make room on one NUMA node. Other requests are answered between the nodes, and
-  those that were not examined after ``PREEMPT_S`` are left out: kube-scheduler preempts on one of the others,
-  or tries again.
+  Binding. The same request writes the CPUs of LSE and LSR pods (Koordinator's latency-sensitive exclusive and
+  reserved) as the annotation ``resource-status``, so the pod is never bound without the annotation.
+- *preempt* names victims that make room on one NUMA node. Other requests are answered between two nodes.
+  Nodes that were not examined after ``PREEMPT_S`` are left out: kube-scheduler preempts on one of the other
+  nodes, or tries again.
 
 A request that cannot be decided is answered with an error, and kube-scheduler tries the pod again.
-Where the answer to a bind is lost, the pod stays assumed until its state is known: the watch
-shows it as bound, or it is read as not bound once the request can have no effect any more.
+If the answer to a bind is lost, the pod stays assumed until its state is known: either the watch shows it as
+bound, or it is read as not bound at a time when the request can no longer have an effect.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ from proxy.telemetry.registry import Metric, Registry
 BIND_S = 5
 """Seconds for a bind: less than the margin of the lease; the API server gives up after the same time."""
 SETTLED_S = 3 * BIND_S
-"""Seconds after which a bind without an answer has taken effect or never will: the API server has it for up
-to BIND_S, and etcd for up to 7 seconds more (etcd v3.6 server/config/config.go, ReqTimeout)."""
+"""Seconds after which a bind without an answer has taken effect or never will: the API server works on it for
+up to BIND_S, and etcd for up to 7 seconds more (etcd v3.6 server/config/config.go, ReqTimeout)."""
 SETTLE_RETRY_S = 1.0
 PREEMPT_S = 2.0
 """Seconds after which a search for victims ends, with the nodes that it has examined: much less than the
 httpTimeout of deploy/scheduler, after which kube-scheduler drops the answer."""
 BINDS = 16
-"""Binds at the same time: as many connections to the API server stay open."""
+"""The most binds at the same time: as many connections to the API server stay open."""
 STALE_S = SILENCE_S + 10.0
-"""Seconds after which a copy is too old to decide with: quiet watches are opened again before."""
+"""Seconds after which a copy is too old for decisions: quiet watches are reopened before that."""
 MOST_DEMANDS = 20_000
 MOST_READ = 64
 OPEN_PAGES = ("/healthz", "/livez", "/readyz", "/metrics")
 UNRESOLVABLE = (UNKNOWN, NOT_STATIC, OTHER_POLICY)
-"""Reasons that the end of no pod removes."""
+"""Reasons that persist whichever pods end."""
 
 
 class Victim(Struct, frozen=True):
@@ -88,7 +88,7 @@ _REQUEST = msgspec.json.Decoder(ExtenderArgs)
 _NAMES = msgspec.json.Decoder(list[str])
 _VICTIMS = msgspec.json.Decoder(dict[str, Victims | None])
 _SCALE = 10
-"""kube-scheduler's scores of extenders end at 10, ours at 100."""
+"""An extender's highest score is 10 for kube-scheduler, and 100 for us."""
 
 
 class CannotDecideError(UnavailableError):
@@ -183,7 +183,7 @@ class ExtenderService:
             kind = "FailedAndUnresolvableNodes" if reason in UNRESOLVABLE else "FailedNodes"
             failed[kind][name] = reason
         if not result.fits and (cause := self._undecided(_names(args), failed["FailedNodes"])):
-            # No event follows when that ends; after an error kube-scheduler asks again by itself.
+            # No event follows when this cause ends; after an error kube-scheduler asks again by itself.
             return HttpAnswer({"Error": f"cannot decide on {demand.ref}: {cause}"})
         if not result.fits:
             self._retries.refused(demand)
@@ -269,7 +269,7 @@ class ExtenderService:
             raise CannotDecideError("cannot decide: another replica holds the lease, or it cannot be renewed")
 
     def _undecided(self, names: list[str], failed: Mapping[str, str]) -> str:
-        """Return why a pod that fits nowhere may fit soon; empty where it may not."""
+        """Return why a pod that fits nowhere may fit soon; empty if it will not."""
         if REORDERED in failed.values():
             return "whether it fits depends on pods that are bound and that their nodes do not show yet"
         possible = [name for name in names if name in failed]
@@ -307,7 +307,7 @@ class ExtenderService:
         return demand
 
     async def _create_binding(self, demand: PodDemand, node: str, annotations: Mapping[str, str]) -> str:
-        """Create the Binding; return why that failed, empty where it succeeded."""
+        """Create the Binding; return why that failed, or an empty text if it succeeded."""
         namespace, name = demand.spec.namespace, demand.spec.name
         metadata = {"name": name, "namespace": namespace, "uid": demand.key, "annotations": dict(annotations)}
         value = {
@@ -319,7 +319,7 @@ class ExtenderService:
         try:
             async with asyncio.timeout(BIND_S):
                 path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
-                # A process that was paused continues where it was, and the lease may be another replica's.
+                # If this process was paused here, another replica may hold the lease by now.
                 await self._api.create(path, value, within=BIND_S, check=self._check_lease)
         except CannotDecideError:
             self._table.release(demand.key, asyncio.get_running_loop().time())
@@ -342,7 +342,7 @@ class ExtenderService:
 
         Args:
             demand: The pod.
-            settled: The API server has answered the last bind.
+            settled: Whether the API server has answered the last bind.
         """
         assumed = self._table.assumed_pod(demand.key)
         task = asyncio.ensure_future(self._resolve_bind(demand, assumed, 0.0 if settled else SETTLED_S))
@@ -350,10 +350,10 @@ class ExtenderService:
         task.add_done_callback(self._resolving.discard)
 
     async def _resolve_bind(self, demand: PodDemand, assumed: AssumedPod | None, seconds: float) -> None:
-        """Forget the assumed pod of a bind that did not take effect, and record one that is bound.
+        """Forget the assumed pod if its bind did not take effect; record the pod if it is bound.
 
         The watch may have shown the bind before the pod was assumed on another node.
-        Where the API server does not answer, the assumed pod is forgotten after ``LOST_S``.
+        If the API server does not answer, the assumed pod is forgotten after ``LOST_S``.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + LOST_S
@@ -431,7 +431,7 @@ def _decoded(body: bytes) -> ExtenderArgs:
 
 
 def _value(args: ExtenderArgs, name: str) -> Any:
-    """Return the value of a field; None where there is none."""
+    """Return the value of a field; None if there is none."""
     try:
         return msgspec.json.decode(args.get(name, b"null"))
     except (msgspec.DecodeError, RecursionError) as error:

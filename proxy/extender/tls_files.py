@@ -1,7 +1,7 @@
 """Follows the files of the extender's certificate, which are replaced before the certificate expires.
 
-kubelet replaces all files of a Secret at once (kubernetes v1.36 pkg/volume/util/atomic_writer.go). Files that
-do not belong together, because another program writes one after the other, are tried again.
+kubelet replaces all files of a Secret at once (kubernetes v1.36 pkg/volume/util/atomic_writer.go). If the
+files do not match, because another program writes them one after the other, they are tried again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CANNOT = "cannot use the new TLS files: the former ones stay in use"
 
 
 class TlsFiles(Struct, frozen=True):
-    """The files of the server's certificate, of its key, and of the CA that signs those of clients."""
+    """The files of the server's certificate, of its key, and of the CA that signs clients' certificates."""
 
     certificate: str
     key: str
@@ -48,11 +48,11 @@ async def follow(
     use: Callable[[ssl.SSLContext], Awaitable[None]],
     telemetry: Telemetry,
 ) -> None:
-    """Use the files again whenever they change, until cancelled.
+    """Load the files again whenever they change, until cancelled.
 
     Args:
         files: The files.
-        used: Their stamps from before they were read.
+        used: The stamps of the files, taken before they were read.
         use: Uses other settings for new connections.
         telemetry: The log.
     """

@@ -1,7 +1,7 @@
 """Pods that found no node, and the moves of other pods that would make room for them.
 
-The search for moves decides thousands of times: other requests are answered between its steps, and it ends
-after ``SEARCH_S``. kube-scheduler tries a pod that found no node again within five minutes
+The search for moves makes thousands of decisions. So other requests are answered between its steps, and it
+ends after ``SEARCH_S``. kube-scheduler tries a pod that found no node again within five minutes
 (``DefaultPodMaxInUnschedulablePodsDuration``), so a pod that it no longer tries has been deleted, or has
 found a node elsewhere.
 """
@@ -17,9 +17,9 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.pod_demand import PodDemand
 
 MOST_WAITING = 500
-"""Pods that are kept."""
+"""The most pods that are kept."""
 MOST_ADVISED = 10
-"""Pods for which moves are searched, those that were refused last."""
+"""The most pods for which moves are searched: those that were refused last."""
 FORGET_S = 900.0
 """Seconds without another refusal after which a pod no longer waits."""
 SEARCH_S = 2.0
@@ -30,7 +30,7 @@ class WaitingPods:
     """Keeps the pods that found no node."""
 
     def __init__(self, table: NodeTable) -> None:
-        """Keep no pod yet."""
+        """Start without pods."""
         self._table = table
         self._refused: OrderedDict[str, tuple[PodDemand, float]] = OrderedDict()
         self._search = asyncio.Lock()

@@ -67,13 +67,13 @@ _ANYWHERE = (
     "RefusedByHook",
     *(rule.reason for rule in (AdmissionRule.NAMESPACE, AdmissionRule.REQUEST, AdmissionRule.WHOLE_CPUS)),
 )
-"""Reasons that lie in the pod's own fields, or in every node: all nodes reject it."""
+"""Reasons that lie in the pod's own fields, or apply to every node: all nodes reject such a pod."""
 
 
 def causes_against(record: Explanation) -> tuple[str, ...]:
-    """Return the causes that prevented a preferred result; empty where there are none, or none is known.
+    """Return the causes that prevented a preferred result; empty if there are none, or none is known.
 
-    The causes in the record come first; without any they are derived from the providers' answers.
+    The causes in the record are used; if it has none, they are derived from the providers' answers.
     """
     merge = record.merge
     if merge is None or merge.best.preferred or merge.policy == TopologyPolicy.NONE:
@@ -118,14 +118,14 @@ def help_for(record: Explanation) -> tuple[str, ...]:
 
 
 def name(answer: ProviderAnswer) -> str:
-    """Return the resource of a provider's answer; the provider's name where there is none."""
+    """Return the resource of a provider's answer; the provider's name if there is none."""
     return clean(answer.resource or answer.provider)
 
 
 def _could(answer: ProviderAnswer, *, single: bool) -> bool:
     """Return whether a resource has a hint that could be part of a preferred result.
 
-    Preferred hints with the fewest nodes are the first of those that are kept.
+    A record keeps only some hints, and the preferred ones with the fewest nodes come first.
     """
     if _cannot(answer) or answer.preferred == 0:
         return False
@@ -160,7 +160,7 @@ def _smallest(shortfalls: tuple[Shortfall, ...]) -> list[Shortfall]:
 def _fitting(shortfalls: list[Shortfall], *, aligned: bool) -> str:
     """Return what would have to be free.
 
-    Where resources must be aligned (``aligned``), more CPUs anywhere on the machine may not be enough.
+    If resources must be aligned (``aligned``), more CPUs anywhere on the machine may not be enough.
     """
     if not shortfalls:
         return ""

@@ -1,10 +1,10 @@
-"""Reports which container has which device, as far as the daemon knows: the page for ``topoproxy devices``.
+"""Reports which container has which device, if the daemon knows it: the page for ``topoproxy devices``.
 
 There are four sources. kubelet's pod-resources API lists all devices of its plugins that can be assigned
 (healthy ones), and all containers with their devices and claims. The state has the devices of plug-ins that
 registered with topoproxy, and their containers. The requests of containers name device files and CDI devices;
-they are queried where that can change a decision, so these are only some. The history has the same for
-containers of the past.
+they are queried only if that can change a decision, so the page lists only some of these devices. The history
+has the same for containers of the past.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class KubeletDevices:
 
     Attributes:
         is_queried: Whether kubelet is queried at all.
-        problem: Why there is no answer; empty where there is one.
-        pods: kubelet's list of pods; None where there is no answer.
-        allocatable: The devices that kubelet can assign; None where there is no answer.
+        problem: Why there is no answer; empty if there is one.
+        pods: kubelet's list of pods; None if there is no answer.
+        allocatable: The devices that kubelet can assign; None if there is no answer.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ def assignments_page(
 
     Args:
         kubelet: The answers of kubelet.
-        state: The node; None where nothing is decided.
+        state: The node; None if the daemon decides nothing.
         history: Decisions about containers with devices, oldest first.
-        refused: Resources that topoproxy does not manage, as another manager has them, with the reasons.
+        refused: Resources that topoproxy does not manage because another manager has them, with the reasons.
     """
     return {
         "schema": DEVICE_ASSIGNMENTS,
@@ -80,7 +80,7 @@ def _containers(pods: pb.ListPodResourcesResponse) -> Iterator[tuple[str, pb.Con
 
 
 def _devices(groups: Iterable[pb.ContainerDevices]) -> Iterator[dict[str, object]]:
-    """Yield each device once: kubelet lists one that is near to several NUMA nodes several times."""
+    """Yield each device once: kubelet repeats a device that is near to several NUMA nodes."""
     nodes_of: dict[tuple[str, str], set[int]] = {}
     for group in groups:
         nodes = {node.ID for node in group.topology.nodes if node.ID >= 0}
@@ -111,7 +111,7 @@ def _claims(pods: pb.ListPodResourcesResponse) -> Iterator[dict[str, object]]:
 
 
 def _managed(state: NodeState) -> Iterator[dict[str, object]]:
-    """Return the devices that topoproxy assigns; held ones also after their plug-in has gone."""
+    """Return the devices that topoproxy assigns; held ones even if their plug-in has gone."""
     refs = {pod.key: pod.ref for pod in state.pods.values()}
     holders: dict[tuple[str, str], list[str]] = {}
     for uid, containers in state.devices.held.items():

@@ -1,20 +1,20 @@
 """Counts the devices that topoproxy assigns for the cluster: capacity and allocatable by resource.
 
-Two objects carry it. ``Node.status`` has one number for the node, which the scheduler counts pods against;
-the zones of a NodeResourceTopology have one for each NUMA node.
+Two objects carry these counts. ``Node.status`` has one number for the node, against which the scheduler
+counts pods; the zones of a NodeResourceTopology have one for each NUMA node.
 
-Node status. kubelet sets ``capacity`` and ``allocatable`` of the resources of its own device plug-ins. Of all
-other extended resources it keeps ``capacity``, and writes ``allocatable = capacity`` in each of its updates
-(kubernetes v1.36 pkg/kubelet/nodestatus/setters.go, MachineInfo). An ``allocatable`` of topoproxy below
-``capacity`` would last for seconds only, and unhealthy devices would be counted again. So ``capacity`` is the
-number of healthy devices too. A resource that is no longer served becomes 0, as with kubelet's own plug-ins:
-a pod that requests it waits, and is not admitted without its devices. A kubelet that finds no checkpoint of
-its device manager sets all extended resources to 0 when it registers the node (kubelet_node_status.go,
-reconcileExtendedResource): the publisher compares again and again, not once.
+Node status. kubelet sets ``capacity`` and ``allocatable`` of the resources of its own device plug-ins. For
+all other extended resources it keeps ``capacity``, and writes ``allocatable = capacity`` in each of its
+updates (kubernetes v1.36 pkg/kubelet/nodestatus/setters.go, MachineInfo). An ``allocatable`` of topoproxy
+below ``capacity`` would last for seconds only, and unhealthy devices would be counted again. So ``capacity``
+is the number of healthy devices too. A resource that is no longer served becomes 0, as with kubelet's own
+plug-ins: a pod that requests it waits, and is not admitted without its devices. A kubelet that finds no
+checkpoint of its device manager sets all extended resources to 0 when it registers the node
+(kubelet_node_status.go, reconcileExtendedResource): so the publisher compares repeatedly, not once.
 
-Zones. Nothing writes these besides the publisher, so ``capacity`` is all devices of the NUMA node,
-``allocatable`` the healthy ones, and ``available`` those that no container holds. A device that is near to
-several NUMA nodes is counted in the zone of each, and one without a NUMA node in none.
+Zones. Only the publisher writes these, so ``capacity`` counts all devices of the NUMA node, ``allocatable``
+the healthy ones, and ``available`` the healthy ones that no container holds. A device that is near to several
+NUMA nodes is counted in the zone of each, and one without a NUMA node in none.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def node_status_patch(
     allocatable: Mapping[str, str],
     advertised: Collection[str] = (),
 ) -> Patch:
-    """Return a JSON patch (RFC 6902) for the status of a Node; empty where nothing differs.
+    """Return a JSON patch (RFC 6902) for the status of a Node; empty if nothing differs.
 
     Args:
         healthy: Resources that topoproxy assigns, with the number of healthy devices.

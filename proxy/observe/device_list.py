@@ -3,8 +3,8 @@
 The sources are matched by names: a CDI spec names device files, which sysfs maps to PCI functions; plugins of
 network cards use PCI addresses as ids; NVIDIA's driver lists the UUIDs that its plugin uses. A device that
 cannot be mapped to a PCI function is an entry of its own. Nothing is concluded from missing facts, with one
-exception: a manager lists the containers of all devices that its plugins have, so such a device without a
-container is free.
+exception: a manager lists the containers of all devices that its plugins have, so a device of theirs without
+a container is free.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DeviceEntry:
         self.is_referred_to = False
 
     def place(self, nodes: Mask | None, source: str) -> None:
-        """Record its location, unless that is known already."""
+        """Record its location, unless the location is known already."""
         if self.nodes is None and (nodes or not self.source):
             self.nodes, self.source = nodes, source
 
@@ -146,8 +146,8 @@ class DeviceList:
         """Return the list as data.
 
         Args:
-            all_functions: Whether PCI functions are listed that containers are not given, such as bridges.
-            daemon: Why the daemon did not answer; empty where it did.
+            all_functions: Whether to list PCI functions that containers are not given, such as bridges.
+            daemon: Why the daemon did not answer; empty if it did.
             kubelet: What the daemon reports of kubelet.
         """
         shown = [e for e in self._entries.values() if all_functions or e.is_referred_to or _is_device(e)]
@@ -195,7 +195,7 @@ class DeviceList:
             entry.is_referred_to = True
 
     def _by_name(self, name: str) -> DeviceEntry:
-        """Return the entry of a device path or a CDI name: its PCI function, where there is just one."""
+        """Return the entry of a device path or a CDI name: its PCI function, if there is just one."""
         if (known := self._names.get(name)) is not None:
             return known
         place = self._locate(name)
@@ -207,7 +207,7 @@ class DeviceList:
         return entry
 
     def _own(self, key: str, name: str, functions: Sequence[PciFunction] = ()) -> DeviceEntry:
-        """Return the entry under a key, which is made where there is none yet."""
+        """Return the entry under a key; it is made if there is none yet."""
         return self._entries.setdefault(key, DeviceEntry(name, functions))
 
 
@@ -226,7 +226,7 @@ def _mask(nodes: object) -> Mask | None:
 
 
 def _caches(machine: Machine, nodes: Mask | None) -> list[str] | None:
-    """Return the CPUs of each L3 cache on some NUMA nodes; None where either is not known."""
+    """Return the CPUs of each L3 cache on some NUMA nodes; None if either is not known."""
     near = CpuSet() if nodes is None else machine.cpus_of(nodes)
     caches = [
         c.cpus

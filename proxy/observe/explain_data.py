@@ -2,10 +2,10 @@
 
 docs/explain.md has the names of the fields.
 
-CPUs are Linux lists (``"0-3,8"``), NUMA nodes are lists of ids (null where any will do). Writing gives every
-field, whatever its value. Reading takes what an older or newer version has written: a missing field gets its
-default, an unknown one is ignored, and a field that is there must have its type. ``said``, ``lacks`` and
-``blame`` are the former names of ``providers``, ``shortfalls`` and ``conflicts``, written for one release.
+CPUs are Linux lists (``"0-3,8"``), NUMA nodes are lists of ids (null if any will do). Writing gives every
+field, whatever its value. Data of an older or newer version can be read: a missing field gets its default, an
+unknown field is ignored, and a field that is present must have its type. ``said``, ``lacks`` and ``blame``
+are the former names of ``providers``, ``shortfalls`` and ``conflicts``, written for one release.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Data = dict[str, object]
 T = TypeVar("T", bound=Struct)
 
 DEFAULT_LIMIT = 500
-"""How many records, or pods, are returned unless a number is requested."""
+"""How many records, or pods, are returned if no number is requested."""
 
 
 def history_page(
@@ -41,15 +41,15 @@ def history_page(
     """Answer a query.
 
     Args:
-        history: What is remembered.
-        params: ``query``: names what to explain (see ``DecisionHistory.find``); ``limit``: how many of the
-            newest records, or pods, to give.
-        now: Returns the current facts about a container that still exists; empty where it does not.
+        history: The remembered decisions.
+        params: ``query``: the name of what to explain (see ``DecisionHistory.find``); ``limit``: how many of
+            the newest records, or pods, to return.
+        now: Returns the current facts about a container that still exists; empty if it does not.
 
     Returns:
         ``records``, the newest last: those that the query found, none without a query. ``pods``, the newest
-        last: all that is known of, where there is no query or it found nothing. ``remembered``: how many
-        records there are in all.
+        last: all known pods, if there is no query or it found nothing. ``remembered``: how many records there
+        are in all.
 
     Raises:
         InputError: A parameter is unknown, or the limit is not a number.
@@ -81,7 +81,7 @@ def record_data(record: RememberedDecision) -> dict[str, object]:
 
 
 def _with(record: RememberedDecision, now: Callable[[RememberedDecision], str]) -> dict[str, object]:
-    """Return a record as plain data, with ``now`` where its container exists and something has changed."""
+    """Return a record as plain data, with ``now`` if its container exists and something has changed."""
     data, text = record_data(record), now(record) if record.exists else ""
     return {**data, "now": text} if text else data
 
@@ -145,7 +145,7 @@ def from_data(data: object) -> Explanation:
     """Read a decision.
 
     Raises:
-        InputError: The data are not those of a decision; the message names the field.
+        InputError: The data is not a decision; the message names the field.
     """
     return _read(Explanation, data, _TOP)
 
@@ -162,7 +162,7 @@ _NAMES = {
 _LAST = ("count", "preferred", "hints")
 """Fields of an answer in the order in which they are written."""
 _EMPTY: Mapping[object, object] = {str: "", int: 0, bool: False, CpuSet: "", TopologyHint: {}}
-"""What a field without a default is read from where it is missing; others from null."""
+"""The value for a missing field that has no default; fields not listed here get null."""
 
 
 def _plain(value: object) -> object:

@@ -1,7 +1,6 @@
 """Renders the daemon's answer to ``/explain`` as text for the terminal.
 
-The answer may come from an older or a newer daemon, so what is not as expected is refused with its name or
-left out.
+The answer may come from an older or a newer daemon, so an unexpected part is refused by name or left out.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from proxy.observe.sentences import render_decision, wrap
 from proxy.observe.value_text import clean, few
 
 _EVENTS = {FOUND: "found at the runtime", RESTORED: "read from the ledger"}
-"""Events that are no calls, as text."""
+"""Events that are not calls, as text."""
 
 
 class ExplainedDecision(Struct, frozen=True):

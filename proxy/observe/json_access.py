@@ -1,7 +1,7 @@
 """Reads JSON in which any part may be missing or of another type, and formats it in columns.
 
-Commands write pages from the answer of a daemon, which may be of an older or a newer version; and many texts
-in it come from pods and from files of other programs.
+Commands write pages from the answer of a daemon that may be of an older or a newer version. Many texts in it
+come from pods and from files of other programs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def one_line(value: object) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text in at most this many columns, with dots where it was longer."""
+    """Return a text in at most this many columns, with dots if it was longer."""
     return text if len(text) <= width else text[: width - 3] + "..."
 
 

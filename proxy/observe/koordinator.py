@@ -2,19 +2,19 @@
 
 Theory (Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). The object is
 named like the node, and has annotations for facts for which the type has no fields: the location of each CPU,
-the shared pools, the CPUs that kubelet assigned, the reserved CPUs. Keys and JSON are those that
-Koordinator's scheduler reads. Here the object is made as data; the publisher compares it key by key and
-writes the changes.
+the shared pools, the CPUs that kubelet assigned, the reserved CPUs. Koordinator's scheduler reads these keys
+and this JSON. This module makes the object as data; the publisher compares it key by key and writes the
+changes.
 
-A scheduler counts only CPUs of ``pod-cpu-allocs`` that are marked as kubelet's, besides those of annotations
-that it wrote itself. CPUs that were chosen on the node are in no annotation of a pod; so they are listed
-there too, under the same mark; otherwise a scheduler would assign them a second time.
+A scheduler counts the CPUs of annotations that it wrote itself and, of ``pod-cpu-allocs``, only CPUs that are
+marked as kubelet's. CPUs that were chosen on the node are in no annotation of a pod. So they are listed in
+``pod-cpu-allocs`` too, under the same mark; otherwise a scheduler would assign them a second time.
 
 A zone (calTopologyZoneList of the same file) is a NUMA node, called by its kernel id: ids may have gaps, and
-a node may have no CPU or no memory. What is allocatable is all of it, unless the node is labelled for NUMA
+a node may have no CPU or no memory. All of a zone is allocatable, unless the node is labelled for NUMA
 reservation: then kubelet's reserve (capacity - allocatable of the node) is spread evenly over the nodes that
-have the resource, rounded up, so that together the zones never offer what kubelet reserves. Amounts are
-in thousandths: milli-CPUs, and thousandths of a byte, because Koordinator's shares are exact.
+have the resource, rounded up, so that together the zones never offer what kubelet reserves. Amounts are in
+thousandths: milli-CPUs, and thousandths of a byte, because Koordinator's shares are exact.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def kubelet_reserve(capacity: Amounts, allocatable: Amounts) -> dict[str, int]:
 
 
 def equal_share(milli: int, count: int) -> int:
-    """Return one of ``count`` equal shares, rounded up to a thousandth; 0 where there is no zone."""
+    """Return one of ``count`` equal shares, rounded up to a thousandth; 0 if there is no zone."""
     return -(-milli // count) if count > 0 else 0
 
 
@@ -170,14 +170,14 @@ class NodeFacts(Struct, frozen=True):
     """The facts about a node from which its object is made.
 
     Attributes:
-        name, uid: Of the Node object; the uid is empty where it is not known.
+        name, uid: Of the Node object; the uid is empty if it is not known.
         labels, annotations: Of the Node object.
-        capacity, allocatable: Of the Node object, in thousandths; empty where it is not known.
+        capacity, allocatable: Of the Node object, in thousandths; empty if the object is not known.
         kubelet: Its settings and checkpoint.
         pods: Live pods.
         chosen: CPUs that were chosen on the node itself, without a scheduler.
         unavailable: CPUs that no new pod may own: reserved CPUs, and those that stay in the shared pool. A
-            scheduler knows them as kubelet's reserve.
+            scheduler sees them as kubelet's reserve.
         basic: Facts about the processor, by the keys of ``cpu-basic-info``.
     """
 
@@ -226,7 +226,7 @@ def topology_annotations(locations: Iterable[CpuLocation], facts: NodeFacts) -> 
     }
     ratios, _ = amplification_ratios(facts.annotations)
     if ratios:
-        # Zones stay raw: the scheduler multiplies them.
+        # Zones stay without amplification: the scheduler multiplies them.
         return with_ratios(annotations, ratios)
     return annotations
 
@@ -259,7 +259,7 @@ def node_resource_topology(machine: Machine, facts: NodeFacts) -> dict[str, obje
 
 
 def _reserving(policy: ManagerPolicy, reserved: CpuSet) -> ManagerPolicy:
-    """Return the policy with more CPUs in reserve."""
+    """Return the policy with more reserved CPUs."""
     return (
         structs.replace(policy, reserved=str(CpuSet.parse(policy.reserved) | reserved))
         if reserved

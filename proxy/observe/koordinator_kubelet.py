@@ -4,10 +4,11 @@ See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopol
 
 There are three parts:
 
-- the CPUs that kubelet's static policy assigned to pods that nothing else manages: those of its checkpoint,
-  without pods of class LS or BE and pods to which a scheduler assigned CPUs;
-- the CPUs that kubelet reserves: those that are configured, else as many as its reserves need, chosen as
-  kubelet chooses them;
+- the CPUs that kubelet's static policy assigned to pods that no other program manages: those of its
+  checkpoint, without pods of class LS (latency-sensitive) or BE (best effort) and pods to which a scheduler
+  assigned CPUs;
+- the CPUs that kubelet reserves: those that are configured, or otherwise as many as its reserves need, chosen
+  as kubelet chooses them;
 - the name that the object has for the policy and scope of kubelet's topology manager.
 """
 
@@ -34,12 +35,12 @@ class KubeletFacts(Struct, frozen=True):
     """Kubelet's settings.
 
     Attributes:
-        policy: Of its CPU manager; None where kubelet was not queried.
+        policy: Of its CPU manager; None if kubelet was not queried.
         options: Of its CPU manager.
         reserved_cpus: ``reservedSystemCPUs``.
         reserved_milli: Milli-CPUs of ``kubeReserved`` and ``systemReserved`` together.
         topology_policy, topology_scope: Of its topology manager.
-        checkpoint: ``cpu_manager_state``; None where there is none.
+        checkpoint: ``cpu_manager_state``; None if there is none.
     """
 
     policy: str | None = None
@@ -52,7 +53,7 @@ class KubeletFacts(Struct, frozen=True):
 
 
 class PodRow(Struct, frozen=True):
-    """A live pod, as far as the object shows it."""
+    """The facts about a live pod that the object shows."""
 
     namespace: str
     name: str
@@ -65,7 +66,7 @@ class Alloc(Struct, frozen=True):
     """CPUs that a pod has although no scheduler assigned them.
 
     Attributes:
-        namespace, name: Empty where only the uid is known.
+        namespace, name: Empty if only the uid is known.
         excludes_be: Whether BE pods must not run on these CPUs either; true for kubelet's choices.
     """
 
@@ -130,7 +131,7 @@ def _packed(topology: CpuTopology, count: int) -> CpuSet:
 
 
 def topology_of(locations: Iterable[CpuLocation]) -> CpuTopology:
-    """Return the topology of CPUs for the allocator; caches are not known and do not matter here."""
+    """Return the topology of CPUs for the allocator; the caches are unknown and do not matter here."""
     return CpuTopology.of_rows(
         CpuRow(location.cpu, location.core, location.socket, location.node, location.socket)
         for location in locations

@@ -1,8 +1,8 @@
 """Answers ``/metrics`` in Prometheus' text format (version 0.0.4).
 
 Counters and histograms come from the registry of telemetry, which begins with the process. Gauges are taken
-from the page that ``topoproxy status`` shows, so both always agree; so are the figures of each hook, which
-the hook engine keeps. Figures that the page does not have are left out.
+from the page that ``topoproxy status`` shows, so both always agree. The figures of each hook, which the hook
+engine keeps, are taken from it too. Figures that the page does not have are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def metrics(status: Mapping[str, object], registry: Registry | None = None) -> s
 
     Args:
         status: The answer to ``/status``.
-        registry: The values of counters and histograms; None where nothing is counted.
+        registry: The values of counters and histograms; None if nothing is counted.
     """
     parts = (_process, _config, _enforcement, _workers, _node, _rules, _suppression, _memory, hook_metrics)
     gauges = "".join(text for part in parts for text in part(status))
@@ -132,7 +132,7 @@ def _held(
     *,
     applied: bool,
 ) -> Iterator[str]:
-    """Write the gauges of owners, their CPUs and containers, for those to which the plan is (not) applied."""
+    """Write the gauges of owners, their CPUs and containers, either with the plan applied or without."""
     count, owned, containers = gauges
     matching = [owner for owner in owners if owner.get("applied", True) is applied]
     yield family(count, [({}, len(matching))])
@@ -151,7 +151,7 @@ def _held(
 
 
 def _is_applied(status: Mapping[str, object]) -> bool:
-    """Return whether the plan is applied to any pod; else the figures show what would be."""
+    """Return whether the plan is applied to any pod; if not, the figures show what would be."""
     if as_map(status.get("release")).get("stage"):
         return False
     rows = map(as_map, as_list(status.get("containers")))
@@ -216,7 +216,7 @@ def _memory(status: Mapping[str, object]) -> Iterator[str]:
 
 
 def _planned(owner: Mapping[str, object]) -> object:
-    """Return the CPUs that an owner is to have: those in effect are only read for the status page."""
+    """Return the CPUs that an owner should have: those in effect are only read for the status page."""
     return owner.get("desired_cpus") or owner.get("cpus")
 
 

@@ -2,16 +2,16 @@
 
 The agent makes objects for schedulers from it (``proxy.agent.objects``). It holds what is in effect, and
 nothing that is only desired: the CPUs of containers to which the plan is not applied are left out, and a node
-that is being left, or was, publishes nothing (``published`` is false).
+that is being released, or was, publishes nothing (``published`` is false).
 
-``NodeFacts`` is what the node's object for Koordinator's scheduler is built from. What is in effect is
-reported in the Node object's terms, whatever its source: reservation, CPUs of class SYSTEM, bind policy and
-strategy. The Node object's other settings pass unchanged: amounts of a reservation and what a scheduler is to
-do with it, amplification ratios, whether NUMA nodes keep kubelet's reserve. What kubelet's CPU manager holds
-for containers that are not here yet is apart from what containers own.
+The node's object for Koordinator's scheduler is built from ``NodeFacts``. Settings in effect are reported in
+the Node object's terms, whatever their source: reservation, CPUs of class SYSTEM, bind policy and strategy.
+The Node object's other settings pass unchanged: the amounts of a reservation and how a scheduler handles it,
+amplification ratios, and whether NUMA nodes keep kubelet's reserve. The CPUs that kubelet's CPU manager holds
+for containers that do not exist yet are kept apart from those that containers own.
 
-What is not applied is not in effect, and a scheduler must not count on it: observed pods own nothing, unless
-their request names the CPUs, as kubelet's CPU manager has it.
+A plan that is not applied is not in effect, and a scheduler must not count on it: observed pods own nothing,
+unless their request names the CPUs, as it does under kubelet's CPU manager.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ from proxy.pools.topology_keys import (
 def node_facts(
     state: NodeState, name: str, manager: CpuManager | None = None, meta: NodeMeta | None = None
 ) -> NodeFacts:
-    """Gather what is known of a node.
+    """Gather the known facts about a node.
 
     Args:
         state: The node as it is.
-        name: What the Node object is called.
-        manager: What kubelet's CPU manager does; None where it is not watched.
-        meta: What the Node object has; None where there is none.
+        name: The name of the Node object.
+        manager: The state of kubelet's CPU manager; None if it is not watched.
+        meta: The Node object's metadata; None if there is none.
     """
     node, declared = state.node, meta or NodeMeta()
     rows = {
@@ -127,7 +127,7 @@ def _by_pod(*allocs: Alloc) -> tuple[Alloc, ...]:
 
 
 def _pending(state: NodeState) -> list[Alloc]:
-    """Return the CPUs that kubelet assigned to containers that do not exist yet, and may come any time."""
+    """Return the CPUs that kubelet assigned to containers that do not exist yet, but may come at any time."""
     pods = {pod.uid: pod for pod in state.pods.values()}
     existing = {container.owner for container in state.containers.values() if container.owns_cpus}
     allocs: list[Alloc] = []
@@ -141,7 +141,7 @@ def _pending(state: NodeState) -> list[Alloc]:
 
 
 def _kubelet(node: Node, manager: CpuManager, *, own_policy: bool) -> KubeletFacts:
-    """Return the facts of kubelet; where our own topology manager decides, its policy replaces kubelet's."""
+    """Return the facts of kubelet; if our own topology manager decides, its policy replaces kubelet's."""
     own_policy = own_policy and node.policy is not TopologyPolicy.NONE
     return KubeletFacts(
         policy=manager.policy or None,
@@ -153,7 +153,7 @@ def _kubelet(node: Node, manager: CpuManager, *, own_policy: bool) -> KubeletFac
 
 
 def is_pinned(container: Container) -> bool:
-    """Return whether the CPUs of an owner are those that its request names, whichever program chose them."""
+    """Return whether an owner's CPUs are those that its request names, whichever program chose them."""
     return parse_cpus(container.request.cpuset_cpus) == container.placement.exclusive
 
 
@@ -179,7 +179,7 @@ def _annotations(node: Node, declared: NodeMeta) -> dict[str, str]:
 
 
 def _declared(declared: NodeMeta, *keys: str) -> dict[str, str]:
-    """Return annotations of the Node object unchanged: by default all that the description is made from."""
+    """Return annotations of the Node object unchanged; by default all that the description uses."""
     keys = keys or (RESERVATION, SYSTEM_QOS, AMPLIFICATION)
     return {key: declared.annotations[key] for key in keys if key in declared.annotations}
 
@@ -191,9 +191,9 @@ def describe_node(
 
     Args:
         state: The node as it is.
-        name: What the Node object is called.
-        manager: What kubelet's CPU manager does; None where it is not watched.
-        meta: What the Node object has; None where there is none.
+        name: The name of the Node object.
+        manager: The state of kubelet's CPU manager; None if it is not watched.
+        meta: The Node object's metadata; None if there is none.
     """
     node, devices = state.node, capacity_page(state)
     return {
@@ -238,7 +238,7 @@ def _koordinator(
 
 
 def _free(state: NodeState) -> CpuSet:
-    """Return the CPUs that a new owner may get: those without an owner that are in no reserve or floor."""
+    """Return the CPUs that a new owner may get: those that are not owned, reserved or kept for the floor."""
     applied = applies_to(state, None)
     owned = (
         [state.cpus_set_aside(), *(owner.cpus for owner in state.owners.values())]
@@ -265,7 +265,7 @@ def _pinned(state: NodeState) -> list[CpuSet]:
 
 
 def _policies(node: Node, manager: CpuManager) -> dict[str, str]:
-    """Return the policies in effect, by kubelet's names: ours, and kubelet's where ours is off."""
+    """Return the policies in effect, by kubelet's names: ours, or kubelet's if ours is off."""
     own_policy = node.policy is not TopologyPolicy.NONE
     return {
         "cpuManagerPolicy": "static" if node.static else manager.policy or "none",
@@ -277,7 +277,7 @@ def _policies(node: Node, manager: CpuManager) -> dict[str, str]:
 
 
 def _rules(node: Node) -> dict[str, str]:
-    """Return the rules of the node that the Node object does not show; those that reject pods by number."""
+    """Return the rules that the Node object does not show, and only those that reject pods by number."""
     rules = node.admission
     values: dict[str, object] = {
         BIND: node.bind.value,
@@ -351,7 +351,8 @@ def _pod(state: NodeState, pod: Pod, containers: list[Container], *, decided: bo
         state: The node.
         pod: The pod.
         containers: Its running containers.
-        decided: Whether a container of it was placed; until then, only what is set aside for it counts.
+        decided: Whether one of its containers was placed; until then, only the CPUs that are set aside for
+            the pod count.
     """
     applied = applies_to(state, pod)
     chosen_locally = applied and pod.cpuset_chosen_locally and pod.cpuset

@@ -22,7 +22,7 @@ _CHANGES = (
     ("memory_nodes", "bind", "container", " to other memory nodes, once created again"),
     ("rejections", "reject", "create", " like those below"),
 )
-"""For each line: the key of its number, the verb, the counted noun, and the rest of the sentence."""
+"""For each line: the key of its number, the verb, the noun that is counted, and the rest of the sentence."""
 _ENFORCE = "enforce"
 _IN_RELEASE = ("releasing", "released")
 
@@ -33,7 +33,7 @@ def render_plan_report(answer: object, width: int = 100, *, everything: bool = F
     Args:
         answer: The answer to ``/observe/report``.
         width: Columns of the terminal.
-        everything: Whether containers are listed that would not change.
+        everything: Whether to list containers that would not change.
     """
     data = as_map(answer)
     sums = {key: n for key, n in as_map(data.get("sums")).items() if isinstance(n, int)}
@@ -48,7 +48,7 @@ def render_plan_report(answer: object, width: int = 100, *, everything: bool = F
 
 
 def _summary(mode: str, sums: Mapping[str, int], *, is_known: bool) -> Iterable[str]:
-    """Yield the changes that would be made; "nothing" only where all cpusets are known."""
+    """Yield the changes that would be made; "nothing" only if all cpusets are known."""
     total, applied = sums.get("containers", 0), sums.get("applied", 0)
     yield f"Mode {mode}: the plan is applied to {applied} of {counted(total, 'running container')}."
     if drift := sums.get("drift", 0):

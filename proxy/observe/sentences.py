@@ -1,12 +1,12 @@
 """Writes a decision in plain English: the answer to "why these CPUs?" and "why was it rejected?".
 
-The order is that of the decision: what was requested and from where each fact is known, what each provider
-could offer, what the policy chose and what decided, what the allocators took, where that left the container,
-what had to move, the verdict. The answer itself is the first line. Where there was no choice, two or three
-lines are all there is. A rejection begins with its reason and ends with what would help.
+The answer itself is the first line. The rest is in the order of the decision: what was requested and the
+source of each fact, what each provider could offer, what the policy chose and why, what the allocators took,
+what the container got, what had to move, the verdict. If there was no choice, the whole text has two or three
+lines. A rejection begins with its reason and ends with what would help.
 
-What was not applied (the pod was only observed) is written as what would be. What was applied is in the past
-tense: it may have changed since.
+A plan that was not applied (the pod was only observed) is written with "would". A plan that was applied is in
+the past tense: it may have changed since.
 
 Everything is ASCII; every sentence ends with a period.
 """
@@ -59,7 +59,7 @@ def render_decision(record: Explanation, width: int = 100) -> str:
 
 
 def wrap(text: str, width: int, indent: str = "") -> list[str]:
-    """Break a text into lines; what follows the first is indented by two more."""
+    """Break a text into lines; lines after the first are indented by two more."""
     return textwrap.wrap(
         text,
         max(width, 40),
@@ -116,7 +116,7 @@ def _was(record: Explanation) -> str:
 
 
 def _observed(record: Explanation) -> tuple[str, ...]:
-    """Return the sentence that nothing was changed, where the pod was only observed."""
+    """Return the sentence that nothing was changed, if the pod was only observed."""
     return () if record.applied else ("The pod is only observed: nothing was changed.",)
 
 
@@ -134,7 +134,7 @@ def _message(record: Explanation) -> str:
 
 
 def _besides_cpus(record: Explanation) -> list[str]:
-    """Return the resources that it was given besides CPUs."""
+    """Return the resources other than CPUs that the container was given."""
     parts = [] if record.mems is None else [f"memory of {nodes(record.mems)}"]
     if record.devices:
         named = few([clean(device) for device in record.devices])
@@ -150,7 +150,7 @@ def _facts(record: Explanation) -> tuple[str, ...]:
 
 
 def _known(record: Explanation) -> str:
-    """Return the facts in one sentence; a container of the BE pool is there by its class alone."""
+    """Return the facts in one sentence; a container is in the BE (best effort) pool by its class alone."""
     only = CLASS if record.pool == "be" else ""
     texts = [
         f"{', '.join(facts)}{f' from {source}' if source else ''}"
@@ -271,7 +271,7 @@ def _verdict(record: Explanation) -> tuple[str, ...]:
     return sentences([f"{rejected}{f' with {verdict.reason}' if verdict.reason else ''} ({code})"])
 
 
-# Of long lists a record keeps only some hints, the preferred ones first; then they are shown as examples.
+# Of a long list a record keeps only some hints, the preferred ones first; they are shown as examples.
 
 
 def offer(answer: ProviderAnswer) -> str:
@@ -307,7 +307,7 @@ def _offered(answer: ProviderAnswer) -> str:
 
 
 def _places(shown: Sequence[str], count: int) -> str:
-    """List sets of nodes: all of them, or as examples."""
+    """List sets of nodes: all of them, or some as examples."""
     if shown and len(shown) >= count:
         return f"{', '.join(shown[:-1])} or {shown[-1]}" if len(shown) > 1 else shown[0]
     return f"{count} sets of nodes{f', e.g. {few(shown)}' if shown else ''}"

@@ -1,7 +1,7 @@
 """Formats values for sentences: ids, amounts, lists, and texts from other programs.
 
-What is shown was partly written by pods, plugins and the runtime, and any terminal must be able to show it:
-so it is brought to one line of printable ASCII.
+Parts of the text were written by pods, plugins and the runtime, and any terminal must be able to show it. So
+it is reduced to one line of printable ASCII.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def clean(text: str) -> str:
-    """Return a text in one line of printable ASCII, without blanks that follow each other."""
+    """Return a text in one line of printable ASCII, with single blanks only."""
     return " ".join("".join(c if " " <= c <= "~" else " " if c.isspace() else "?" for c in text).split())
 
 
@@ -59,7 +59,7 @@ def size(number: int) -> str:
 
 
 def few(items: Sequence[str], most: int = 10, gap: str = ", ") -> str:
-    """Join texts, and only count those beyond the first ``most``."""
+    """Join the first ``most`` texts, and give only the number of the others."""
     shown = list(items[:most])
     return gap.join([*shown, f"and {len(items) - most} more"] if len(items) > most else shown)
 

@@ -1,36 +1,38 @@
-"""Restoring cpusets in the kernel: from the top, and only wider. Runs in the kernel worker's thread.
+"""Restores cpusets in the kernel: from the top, and only wider. Runs in the kernel worker's thread.
 
-A group's set lies within its parent's on cgroup v1, so ancestors are written first: the group of class
-BestEffort, those of its pods and what is in them, where they hold the BE (best effort) pool (``beCpuset:
-erase``, also by an earlier configuration), then the groups of other pods that a fence may have left narrow
-(v2), then sandboxes, monitors and containers. A container's target set is added to its current one. On v2 a
-group without its own list has that of its parent already, and is left so.
+A group's set lies within its parent's on cgroup v1, so ancestors are written first. The group of class
+BestEffort, the groups of its pods and the groups in them come first, if they hold the BE (best effort) pool
+(``beCpuset: erase``, also by an earlier configuration). Then come the groups of other pods that a fence may
+have left narrow (v2), then sandboxes, monitors and containers. A container's target set is added to its
+current one. On v2 a group without its own list already has that of its parent, and stays so.
 
-No record says which lists are fences (``engine.pod_fence``); a daemon that is killed within a call leaves
-one. A list that holds all CPUs that were planned for the pod's containers when the release began may be a
-fence, also one that later writes have widened, and so may any list of a pod whose containers had all ended. A
-list that lacks one of these CPUs is no fence: it comes from another program, and is followed. What is planned
-now does not count: an owner that has ended since has made the pools larger, and nothing was written then.
+No record says which lists are fences (``engine.pod_fence``); a daemon that is killed during a call leaves its
+fence behind. A list that holds all CPUs that were planned for the pod's containers when the release began may
+be a fence, even if later writes have widened it. So may any list of a pod whose containers had all ended. A
+list that lacks one of these CPUs is not a fence: it comes from another program, and is respected. The present
+plan does not count: an owner that has ended since the release began has made the pools larger, but nothing
+was written for that.
 
 The target is the cpuset that a container would have without topoproxy.
 
-Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/cpu_manager.go, reconcileState; runc v1.1). Three sides say
-where a container runs without topoproxy between kubelet and the runtime:
+Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/cpu_manager.go, reconcileState; runc v1.1). Three sources
+decide where a container runs without topoproxy between kubelet and the runtime:
 
-* kubelet's CPU manager under policy ``static``: the CPUs of the container's entry in its state file, for
-  all others its default set. It sends them with the create, and again in each of its reconcile periods.
-* the request that created the container, and the last update that named a set. Only such a kubelet names CPUs
-  on most nodes; kubelet's memory manager names memory nodes.
+* kubelet's CPU manager under policy ``static``: the CPUs of the container's entry in its state file, or its
+  default set for a container without an entry. It sends them with the create, and again in each of its
+  reconcile periods.
+* the request that created the container, and the last update that named a set. On most nodes, only a kubelet
+  under ``static`` names CPUs; kubelet's memory manager names memory nodes.
 * the group above it. A container without a named set runs on all that its pod's group has: on
   cgroup v1 runc copies it when it makes the group, on v2 an empty list means the same.
 
-A container that was adopted after its create (``engine.adoption``) has as its request what the runtime had
-saved then: that is what it gets back. So where the ledger was lost while containers were on sets of
-topoproxy, these sets are what is known of them.
+If a container was adopted after its create (``engine.adoption``), its request is the set that the runtime had
+saved at that time, and the container gets this set back. So if the ledger was lost while containers were on
+sets of topoproxy, these sets are all that is known of them.
 
-In the kernel sets only grow: a container first has its current CPUs and its target together, so that no
-container ever has fewer CPUs than before. Where the target is narrower, which only
-kubelet's static policy or a named set can cause, the runtime's own update narrows it.
+In the kernel sets only grow: a container first gets its target in addition to its current CPUs, so that no
+container ever has fewer CPUs than before. If the target is narrower, which only kubelet's static policy or a
+named set can cause, the runtime's own update narrows it.
 """
 
 from __future__ import annotations
@@ -61,8 +63,8 @@ class ReleaseTarget(Struct, frozen=True):
     """The target of a container.
 
     Attributes:
-        cpus: The CPUs; None for those of the group above it.
-        mems: The memory nodes; None for those of the group above it.
+        cpus: The CPUs; None for those of the group above the container.
+        mems: The memory nodes; None for those of the group above the container.
     """
 
     cpus: CpuSet | None
@@ -75,7 +77,7 @@ def target_of(container: Container, machine: Machine, manager: CpuManager) -> Re
     Args:
         container: The container.
         machine: The hardware.
-        manager: What kubelet's CPU manager does.
+        manager: The state of kubelet's CPU manager.
     """
     mems = named_mems(container.request, machine)
     if manager.policy == "static":
@@ -91,7 +93,7 @@ def target_of(container: Container, machine: Machine, manager: CpuManager) -> Re
 
 
 def named_cpus(request: Request, machine: Machine) -> CpuSet | None:
-    """Return the CPUs that a request names; None where it names none that are here."""
+    """Return the CPUs that a request names; None if it names none that exist on this machine."""
     try:
         requested = CpuSet.parse(request.cpuset_cpus)
     except ValueError:
@@ -100,7 +102,7 @@ def named_cpus(request: Request, machine: Machine) -> CpuSet | None:
 
 
 def named_mems(request: Request, machine: Machine) -> Mask | None:
-    """Return the memory nodes that a request names; None where it names none that are here."""
+    """Return the memory nodes that a request names; None if it names none that exist on this machine."""
     try:
         requested = Mask.parse(request.cpuset_mems)
     except ValueError:
@@ -109,11 +111,11 @@ def named_mems(request: Request, machine: Machine) -> Mask | None:
 
 
 class ReleasedCpuset(Struct, frozen=True):
-    """What one container is to have, taking the group above it into account.
+    """The cpuset that one container must get, taking the group above it into account.
 
     Attributes:
-        cpus, mems: What the runtime is to save.
-        exact: Whether the kernel has no more than that.
+        cpus, mems: The sets that the runtime must save.
+        exact: Whether the kernel has no more than these.
     """
 
     cpus: CpuSet
@@ -123,10 +125,10 @@ class ReleasedCpuset(Struct, frozen=True):
 
 @dataclass(slots=True)
 class SweepResult:
-    """What a sweep did.
+    """The result of a sweep.
 
     Attributes:
-        due: What containers are to have, by id.
+        due: The cpusets that containers must get, by id.
         written: Ids of containers, and paths of groups, that were widened.
         errors: Why something could not be widened, by the id of a container or the path of a group.
     """
@@ -149,8 +151,8 @@ def give_back(
         cpuset_writer: Knows the groups.
         state: The node.
         targets: The target of each container.
-        pods: The pods whose other groups are given back.
-        planned: The CPUs that were planned for containers when this began, by their cgroup parents.
+        pods: The pods whose other groups are restored.
+        planned: The CPUs that were planned for containers when the release began, by their cgroup parents.
     """
     done, cgroups = SweepResult(), cpuset_writer.cgroups
     if state.facts.be_groups or state.node.be_cpuset is BeCpuset.ERASE:
@@ -175,14 +177,14 @@ def give_back(
 
 
 def _online_part(cgroups: Cgroups, machine: Machine, requested: CpuSet) -> CpuSet:
-    """Leave out what is offline where a list with such a CPU is refused."""
+    """Leave out offline CPUs if the kernel refuses a list with such a CPU."""
     return requested & machine.online or machine.online if cgroups.version == 1 else requested
 
 
 def _widen(
     cgroups: Cgroups, machine: Machine, container_id: str, path: str, target: ReleaseTarget, done: SweepResult
 ) -> ReleasedCpuset:
-    """Widen the group of a container to its target cpuset; returns what the runtime is to save."""
+    """Widen the group of a container to its target cpuset; returns the cpuset that the runtime must save."""
     has, above = cgroups.read(path), _above(cgroups, path)
     cpus = above.effective_cpus if target.cpus is None else _online_part(cgroups, machine, target.cpus)
     mems = above.effective_mems if target.mems is None else target.mems
@@ -196,7 +198,7 @@ def _widen(
 def _initial_cpuset(
     cgroups: Cgroups, machine: Machine, container: Container, target: ReleaseTarget
 ) -> ReleasedCpuset:
-    """Return what a container without a group is to start with."""
+    """Return the cpuset with which a container without a group must start."""
     cpus, mems = machine.online, machine.memory_nodes
     pod = cgroups.pod_group(container.pod.cgroup_parent)
     if pod is not None:
@@ -216,7 +218,7 @@ def _above(cgroups: Cgroups, path: str) -> CpusetValue:
 
 
 def _as_above(cgroups: Cgroups, path: str, done: SweepResult) -> None:
-    """Set a group that is not a container's to the cpuset of its parent; on v2 it may have it already."""
+    """Set a group that is not a container's to the cpuset of its parent; on v2 it may have that already."""
     try:
         want, has = _above(cgroups, path).effective_cpus, cgroups.read(path).cpus
         if has and not want <= has and cgroups.write(path, has | want, None, inner=False):
@@ -241,7 +243,7 @@ def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done
             path, depth = todo.pop(0)
             _as_above(cgroups, path, done)
             below = cgroups.children(path) if depth < 2 else ()
-            # Containers that we know are given back by themselves, with what their requests say.
+            # Known containers are restored separately, by their requests.
             groups_below = [f"{path}/{name}" for name in below if not _is_ours(name, ids)]
             todo += [
                 (group, depth + 1) for group in groups_below if depth or not is_partial or group in groups
@@ -265,13 +267,13 @@ def _lift_fences(
 
 
 def _own_groups(cgroups: Cgroups, pods: Iterable[Pod]) -> set[str]:
-    """Return the groups of pods that have one of their own."""
+    """Return the groups of those pods that have a group of their own."""
     parents = {pod.cgroup_parent for pod in pods if has_group(pod)}
     return {path for parent in parents if (path := cgroups.pod_group(parent))}
 
 
 def _class_groups(cgroups: Cgroups, pods: Iterable[Pod]) -> set[str]:
-    """Return the groups of class BestEffort, also where no pod of the class is left to name them."""
+    """Return the groups of class BestEffort, even if no pod of the class is left to name them."""
     tops = set(KUBEPODS)
     for path in _own_groups(cgroups, pods):
         above = path.rpartition("/")[0]

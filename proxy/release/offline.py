@@ -1,8 +1,8 @@
 """The release without a daemon: the same steps, from the ledger, the kernel and the runtime.
 
-The lock of the state directory keeps a daemon from starting meanwhile, and this from running alongside one.
-The ledger is reconciled with the runtime, as at a daemon's start; where the runtime does not answer, the
-kernel's values are restored anyway, and what remains is reported.
+The lock of the state directory keeps a daemon from starting during the release, and the release from running
+next to a daemon. The ledger is reconciled with the runtime, as at a daemon's start. If the runtime does not
+answer, the kernel's values are restored anyway, and the remaining work is reported.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def release(config: Config, limit: float, report_progress: Callable[[Page], None
 
     Args:
         config: The paths.
-        limit: Seconds after which it ends, with what it has.
+        limit: Seconds after which it ends, even if it is not complete.
         report_progress: Takes progress messages.
 
     Returns:
-        As ``/release`` of a daemon answers.
+        The same page as a daemon's answer to ``/release``.
 
     Raises:
         TopoproxyError: A daemon runs, or the state, the machine or its cgroups cannot be read.
@@ -98,7 +98,7 @@ def _locked(config: Config) -> Iterator[None]:
 
 async def _release(config: Config, limit: float, report_progress: Callable[[Page], None]) -> Page:
     machine = read_machine(config.sysfs_root, config.procfs_root)
-    # Whatever the configuration has today: the ledger is of a time when containers were moved.
+    # Ignore today's mode: the ledger is from a time when containers were moved.
     config = dataclasses.replace(config, mode=NodeMode.ENFORCE, be_suppress=BeSuppressConfig())
     ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
     entries = dict(ledger.entries)

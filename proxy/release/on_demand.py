@@ -1,4 +1,4 @@
-"""The release of a daemon, loaded on demand, when the ledger has one, or at a stop."""
+"""The release of a daemon. Its code is loaded on demand, if the ledger has a release, or at a stop."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ADVICE = {
     "observe": "topoproxy enforce status shows whether containers still get back what they had",
     "passthrough": "an earlier run in enforce mode: stop the daemon, then topoproxy release --offline",
 }
-"""What to do about what an earlier run in mode enforce has left, by mode."""
+"""What to do about the changes that an earlier run in mode enforce has left, by mode."""
 NO_LEDGER = (
     "cannot undo the release: in passthrough mode the ledger is not read (topoproxy release --offline --undo)"
 )
 RELEASE_RECORD = "r/release"
-"""The key of the record in the ledger; the record holds the stage and since when."""
+"""The key of the record in the ledger; the record holds the stage and the time when the release began."""
 
 
 class LazyRelease:
@@ -39,12 +39,13 @@ class LazyRelease:
         executor: NodeExecutor | None,
         suppression: Callable[[], Suppression | None],
     ) -> None:
-        """Take the parts.
+        """Store the parts.
 
         Args:
-            config: What happens to decisions.
+            config: The configuration; its mode is used.
             executor: The node; None in a daemon that decides nothing.
-            suppression: Returns what keeps BE pods within limits; None where there is none.
+            suppression: Returns the part that keeps BE (best effort) pods within limits; None if there is
+                none.
         """
         self._config = config
         self._executor = executor
@@ -52,13 +53,13 @@ class LazyRelease:
         self._made: Release | None = None
 
     def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
-        """Continue a release of the last daemon, whatever the mode; before any container is moved."""
+        """Continue the last daemon's release, whatever the mode; called before any container is moved."""
         if RELEASE_RECORD in entries and self._executor is not None:
             self.get().recover(entries[RELEASE_RECORD])
 
     @property
     def _idle_mode(self) -> str:
-        """The mode, where no container is moved in it; else empty."""
+        """The mode if it moves no containers; otherwise empty."""
         if self._executor is None:
             return self._config.mode.value
         state = self._executor.state
@@ -78,15 +79,15 @@ class LazyRelease:
         return suppression is None or not suppression.known.written
 
     def routes(self) -> Mapping[str, Route]:
-        """Return the handlers of read requests of the admin socket."""
+        """Return the handlers of read requests at the admin socket."""
         return {"/release": self.answer}
 
     def actions(self) -> Mapping[str, Route]:
-        """Return the handlers of requests of the admin socket that change something."""
+        """Return the handlers of requests at the admin socket that change something."""
         return {"/release/start": self._start, "/release/undo": self._undo}
 
     def answer(self) -> dict[str, object]:
-        """Return how far it has come."""
+        """Return how far the release has come."""
         page: dict[str, object] = {"schema": schema_ids.RELEASE, "stage": ""}
         if mode := self._idle_mode:
             return {**page, "nothing": NOTHING.format(mode=mode, advice=ADVICE[mode])}
@@ -99,7 +100,7 @@ class LazyRelease:
         return self.answer()
 
     async def _load(self) -> None:
-        """Import what a release needs in a thread: calls of kubelet must not wait for that."""
+        """Import the code of a release in a thread: kubelet's calls must not wait for the import."""
         if self._made is None:
             await asyncio.to_thread(importlib.import_module, "proxy.release.service")
 
@@ -132,7 +133,7 @@ class LazyRelease:
             )
 
     async def stop(self) -> None:
-        """End what runs; the next daemon continues from the record."""
+        """Stop the running work; the next daemon continues from the record."""
         if self._made is not None:
             await self._made.stop()
 

@@ -1,8 +1,8 @@
 """Send each container's target to the runtime: the slow part of a release.
 
-A container whose target is saved already is skipped: the saved value is known for those that were placed or
-updated since the start, and read for the others. A container with a call at the runtime waits for the next
-sweep.
+A container whose target is already saved is skipped. The saved value is known for containers that were placed
+or updated since the start, and read from the runtime for the others. A container with a call in flight at the
+runtime waits for the next sweep.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class Progress:
     """The progress of the updates that restore the containers' resources at the runtime.
 
     Attributes:
-        reported: Containers that were updated at the runtime, and with what.
-        remaining: What could not be restored in the last sweep, by container, group or part, with the reason.
+        reported: Containers that were updated at the runtime, with their new values.
+        remaining: The reasons for everything that could not be restored in the last sweep, by container,
+            group or part.
         sweeps: How often all containers were checked.
-        pending: Ids that the last sweep found and that are not updated yet.
+        pending: Ids of containers that the last sweep found and that are not updated yet.
     """
 
     reported: dict[str, ReleasedCpuset] = field(default_factory=dict)
@@ -46,15 +47,15 @@ class RuntimeUpdater:
 
         Args:
             executor: The node.
-            worker: Where the calls are made.
-            progress: Records what is done.
+            worker: Makes the calls.
+            progress: Records the progress.
         """
         self._executor = executor
         self._worker = worker
         self.progress = progress
 
     def is_due(self, container_id: str, sweep: SweepResult) -> bool:
-        """Return whether the runtime may have something else saved than a container is to have."""
+        """Return whether the runtime may have saved another value than the container must get."""
         executor, due = self._executor, sweep.due[container_id]
         container = executor.state.containers.get(container_id)
         if container is None:
@@ -62,7 +63,7 @@ class RuntimeUpdater:
         if container_id in executor.quotas.known.unsent or not due.exact or container_id in sweep.written:
             return True
         if executor.state.node.erases(container.placement) and not container.request.cpuset_cpus:
-            return False  # nothing is saved for it but what its request carries
+            return False  # the runtime has saved only the container's request
         last_sent = self.progress.reported.get(container_id)
         mems = container.placement.mems if last_sent is None else last_sent.mems
         return executor.state.runtime.saved.get(container_id) != due.cpus or mems != due.mems
@@ -77,7 +78,7 @@ class RuntimeUpdater:
                     await pace()
             except UnavailableError as error:
                 self.progress.remaining["runtime"] = str(error)
-                return  # the others would fail, too
+                return  # the other updates would fail too
             except RuntimeCallError as error:
                 self._executor.quotas.refused(container_id)
                 if error.code != GrpcStatus.NOT_FOUND:
@@ -85,13 +86,14 @@ class RuntimeUpdater:
             del pending[0]
 
     async def _update(self, container_id: str, due: ReleasedCpuset) -> bool:
-        """Make the runtime save what a container is to have.
+        """Make the runtime save the cpuset that a container must get.
 
         Returns:
-            True where that was an update; False where it was so, or has to wait for the next sweep.
+            True if the runtime was updated; False if it had the value already, or if the update has to wait
+            for the next sweep.
 
         Raises:
-            UnavailableError, RuntimeCallError: It does not.
+            UnavailableError, RuntimeCallError: The runtime does not save it.
         """
         executor = self._executor
         container = executor.state.containers.get(container_id)
@@ -124,6 +126,6 @@ class RuntimeUpdater:
         return True
 
     def is_in_flight(self, container: Container) -> bool:
-        """Return whether a call is at the runtime that may bring a container a set."""
+        """Return whether a call in flight at the runtime may give a container a set."""
         inflight = self._executor.state.inflight
         return container.phase is Phase.CREATING or inflight.is_awaited_by_release(container.id)

@@ -1,14 +1,14 @@
 """Release the node in the daemon, in steps that survive a crash.
 
-Order. The executor pauses (from then on no call is held and no container is moved, also by queued work:
-``NodeMode.RELEASING``); the record goes into the ledger; CFS quotas and BE (best effort) suppression are
-reverted; every container's cpuset is widened in the kernel; then the runtime is updated, one container at a
-time, so that its saved values agree. A call that was at the runtime when this began may bring one of our sets
-to a container afterwards, so such calls are waited for, and at the end all containers are checked once more:
-it is over when a sweep after a new list of the runtime finds nothing to do. Then the record is *released*. A
-daemon that starts with a record continues, and stays out of the way, until ``undo``.
+Order. The executor pauses: from then on no call is held and no container is moved, not even by queued work
+(``NodeMode.RELEASING``). The record goes into the ledger. CFS quotas and BE (best effort) suppression are
+reverted. Every container's cpuset is widened in the kernel. Then the runtime is updated, one container at a
+time, so that its saved values agree. A call that was at the runtime when the release began may later give one
+of our sets to a container, so the release waits for such calls. At the end all containers are checked once
+more: the release is over when a sweep after a new list of the runtime finds nothing to do. Then the record is
+*released*. A daemon that starts with a record continues the release, and changes nothing until ``undo``.
 
-A sweep costs what a comparison costs, and a container that has its set already costs the runtime nothing.
+A sweep costs as much as a reconcile, and a container that already has its set costs the runtime nothing.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from proxy.telemetry import metrics
 
 RELEASING, RELEASED = NodeMode.RELEASING.value, NodeMode.RELEASED.value
 PER_SECOND = 10.0
-"""How many containers a second are updated at the runtime where the configuration does not limit that."""
+"""How many containers a second are updated at the runtime if the configuration sets no limit."""
 PAUSES = Backoff(0.1, 30.0)
-"""Seconds between two sweeps while something is left that could not be done."""
+"""Seconds between two sweeps while something could not be restored."""
 RECONCILE_LIMIT_S = 10.0
 
 
 def enter(executor: NodeExecutor, mode: NodeMode) -> None:
-    """Set the mode of an executor: released, it holds no call and moves no container."""
+    """Set the mode of an executor; in a release it holds no call and moves no container."""
     executor.store.handle(ModeChanged(mode))
     executor.cpuset_writer.forget()
     executor.enforcement_step_due.set()  # the steps of staged enforcement wait for the end of a release
@@ -51,15 +51,15 @@ class Release:
     """Restores every container, and keeps calls unchanged until it is undone.
 
     Attributes:
-        since: When that began, seconds since the epoch.
+        since: When the release began, in seconds since the epoch.
     """
 
     def __init__(self, executor: NodeExecutor, suppression_is_off: Callable[[], bool] = lambda: True) -> None:
-        """Take the parts; ``recover`` or ``begin`` follows.
+        """Store the parts; the caller then calls ``recover`` or ``begin``.
 
         Args:
             executor: The node.
-            suppression_is_off: Returns whether nothing of BE suppression is in effect.
+            suppression_is_off: Returns whether BE suppression has no effect on any pod.
         """
         self._executor = executor
         self._suppression_is_off = suppression_is_off
@@ -70,7 +70,7 @@ class Release:
         self._lasting = True
         self._mode_after = NodeMode.ENFORCE
         self._planned: Mapping[str, CpuSet] = {}
-        """What was planned for containers when the release began, by cgroup parent."""
+        """The CPUs that were planned for containers when the release began, by cgroup parent."""
         self._updater = RuntimeUpdater(executor, self._worker, Progress())
         self.since = 0.0
 
@@ -82,15 +82,15 @@ class Release:
 
     @property
     def progress(self) -> Progress:
-        """How far it has come."""
+        """How far the release has come."""
         return self._updater.progress
 
     # -- the record ---------------------------------------------------------------------------------------
 
     def recover(self, record: Mapping[str, object]) -> None:
-        """Continue a release of the last daemon; before the executor adopts any container."""
+        """Continue the last daemon's release; called before the executor adopts any container."""
         stage, since = record.get("stage"), record.get("since")
-        # A record that cannot be read counts as one of a release: no container is moved by mistake.
+        # A record that cannot be read counts as a release, so that no container is moved by mistake.
         self._enter_release(NodeMode.RELEASED if stage == RELEASED else NodeMode.RELEASING)
         self.since = float(since) if isinstance(since, int | float) else self._executor.wall_clock()
         self._executor.telemetry.warning(
@@ -102,7 +102,7 @@ class Release:
             self._start()
 
     def _enter_release(self, mode: NodeMode) -> None:
-        """Leave the configured mode; ``undo`` enters it again. No reload changes it meanwhile."""
+        """Leave the configured mode; ``undo`` enters it again. Until then no reload changes the mode."""
         self._mode_after = self._executor.store.mode
         self._planned = planned_cpus(self._executor.state)
         enter(self._executor, mode)
@@ -116,10 +116,10 @@ class Release:
     # -- what commands query ------------------------------------------------------------------------------
 
     async def begin(self, *, lasting: bool = True) -> None:
-        """Begin to give back, after an ``undo`` that is under way; what has begun continues.
+        """Begin the release, after an ``undo`` that is under way; a release that has begun continues.
 
         Args:
-            lasting: Whether the next daemon keeps out of the way too; not at a stop.
+            lasting: Whether the next daemon stays released too; False at a stop.
         """
         async with self._one:
             if not self.stage:
@@ -155,7 +155,7 @@ class Release:
         """Return what ``topoproxy release`` and ``status`` show."""
         progress, refs = self.progress, self._executor.state.containers
         existing = [i for i, c in refs.items() if c.phase is not Phase.EXITED]
-        updated = sum(i in progress.reported for i in existing)  # of those: others have gone meanwhile
+        updated = sum(i in progress.reported for i in existing)  # only existing ones: others are gone by now
         return {
             "stage": self.stage,
             "since": self.since,
@@ -186,7 +186,7 @@ class Release:
         await asyncio.sleep(1 / (per_second if per_second > 0 else PER_SECOND))
 
     async def finish(self, limit: float) -> bool:
-        """Restore without pauses, within a time limit; for a stop.
+        """Restore without pauses, within a time limit; used at a stop.
 
         Returns:
             True when all is done.
@@ -200,7 +200,7 @@ class Release:
         return False
 
     async def _try_sweep(self, pace: Callable[[], Awaitable[None]]) -> bool:
-        """Sweep once; an internal error is reported, and the next sweep must come."""
+        """Sweep once; an internal error is reported, and must not prevent the next sweep."""
         try:
             return await self.sweep(pace)
         except Exception as error:  # noqa: BLE001  whatever it is
@@ -219,7 +219,7 @@ class Release:
         """
         executor, progress = self._executor, self.progress
         progress.remaining = {}
-        # Without a runtime the kernel is given back anyway, by the ledger's account.
+        # If the runtime does not answer, the kernel's values are restored anyway, by the ledger.
         listed = not progress.sweeps or await self._wait_for_reconcile()
         await executor.kubelet_cpus.refresh(self._worker)
         await executor.quotas.once()
@@ -234,7 +234,7 @@ class Release:
         if not self._is_over(clean):
             return False
         await self._record(RELEASED)
-        executor.store.handle(ModeChanged(NodeMode.RELEASED))  # only what is on the disk is reported
+        executor.store.handle(ModeChanged(NodeMode.RELEASED))  # only after the record is on the disk
         executor.telemetry.event("released", containers=len(progress.reported))
         return True
 
@@ -252,10 +252,10 @@ class Release:
         return clean and not (in_flight or remaining or executor.state.runtime.lost)
 
     async def _wait_for_reconcile(self) -> bool:
-        """Wait for a comparison with the runtime's list; False where there is none in time."""
+        """Wait for a reconcile with the runtime's list; False if none ends in time."""
         executor = self._executor
         reconciles = executor.telemetry.value(metrics.RECONCILES)
-        # One may be under way, with a list from before.
+        # A reconcile may be under way with an older list, so wait for two.
         for _ in range(2):
             executor.reconcile_requested.set()
             try:
@@ -284,7 +284,7 @@ class Release:
     # -- the end ------------------------------------------------------------------------------------------
 
     async def _end(self) -> None:
-        """End what runs; a call that is at the runtime is waited for."""
+        """Stop the running work; wait for a call that is at the runtime."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -292,7 +292,7 @@ class Release:
         await self._worker.run(lambda: None)
 
     async def stop(self) -> None:
-        """End what runs; the next daemon continues from the record."""
+        """Stop the running work; the next daemon continues from the record."""
         await self._end()
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from proxy.model.errors import ConfigError
 
 LIMIT_S, END_S = 30.0, 1.0
 _START = "import sys; sys.path[:] = sys.argv[1:]; from proxy.config.child import main; main()"
-"""Modules are found where the daemon has found its own, and nowhere else."""
+"""The child process finds its modules where the daemon found its own, and nowhere else."""
 _CANNOT = "cannot read the configuration again"
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class KeyChange:
 
     Attributes:
         key: The key, with its section (``log.level``).
-        before, after: The values as the file would say them; empty for lists and for keys with values.
+        before, after: The values as the file would have them; empty for lists and for keys with values.
         live: Whether a reload changes it in the running daemon.
     """
 
@@ -89,8 +89,8 @@ async def reread(origin: Origin) -> Config:
         origin: The file and the words of the command line.
 
     Raises:
-        ConfigError: It is refused, cannot be read in ``LIMIT_S`` seconds, or another version has been
-            installed since the daemon started.
+        ConfigError: The configuration is refused or cannot be read in ``LIMIT_S`` seconds, or another version
+            has been installed since the daemon started.
     """
     request = {
         "file": str(origin.file) if origin.file is not None else "",
@@ -134,7 +134,7 @@ async def _query(request: bytes) -> dict[str, Any]:
     finally:
         if child.returncode is None:
             child.kill()
-            with contextlib.suppress(TimeoutError):  # one that waits for a disk ends later
+            with contextlib.suppress(TimeoutError):  # a child that waits for a disk ends later
                 async with asyncio.timeout(END_S):
                     await child.communicate()
     try:

@@ -3,15 +3,15 @@
 Theory of operation. A reload has three parts:
 
 1. The file is read and validated as a whole, in another process: reading takes tens of milliseconds and some
-   megabytes, and the calls of kubelet must not wait for it (``reread``).
-2. The new configuration is compared with the running one. Keys that need a restart keep their running values
-   and are named. What results is checked again, also against the machine, because half of a change may
-   contradict what stays.
-3. Each step (``LiveStep``) prepares its part, and may refuse it. Only when all have prepared, all parts are
-   applied, in one turn of the event loop: no call is decided by half of a configuration. A fault in between
-   has the parts that were applied taken back.
+   megabytes, and kubelet's calls must not wait for it (``reread``).
+2. The new configuration is compared with the running one. Keys that need a restart keep their running values,
+   and the report names them. The resulting configuration is checked again, also against the machine, because
+   a part of a change may contradict the values that stay.
+3. Each step (``LiveStep``) prepares its part, and may refuse it. When all have prepared, all parts are
+   applied in one turn of the event loop, so that no call is decided by half of a configuration. If one part
+   fails, the parts that were already applied are reverted.
 
-Nothing about a reload is stored. A daemon that is killed in the middle reads the file at its next start.
+Nothing about a reload is stored. A daemon that is killed during a reload reads the file at its next start.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class ReloadOutcome:
     Attributes:
         result: ``applied``, ``unchanged`` (nothing that can change while the daemon runs differs) or
             ``refused``.
-        at: When, in seconds since the epoch.
+        at: When it ended, in seconds since the epoch.
         by: What caused it: ``SIGHUP`` or ``admin``.
         applied: The keys that have changed.
         reason: Why it was refused; empty otherwise.
-        notes: What an operator should know of the configuration, one sentence each.
+        notes: Notes on the configuration for the operator, one sentence each.
     """
 
     result: str
@@ -86,7 +86,7 @@ class Reload:
     """Reloads the configuration, one reload at a time.
 
     Attributes:
-        config: What is in effect.
+        config: The configuration in effect.
         waiting: Keys whose new values wait for a restart.
         last: How the last reload ended; None before the first.
     """
@@ -101,11 +101,11 @@ class Reload:
         read: Callable[[Origin], Awaitable[Config]] = reread,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take what was read at the start.
+        """Store the configuration that was read at the start.
 
         Args:
             config: The configuration in effect.
-            steps: What applies it; each live key belongs to one of them.
+            steps: The steps that apply it; each live key belongs to one of them.
             machine: Returns the machine as it is now.
             telemetry: Where to log, count and report.
             notifier: Is notified that a reload begins and ends.
@@ -126,10 +126,10 @@ class Reload:
         self._lock = asyncio.Lock()
 
     async def run(self, by: str) -> ReloadOutcome:
-        """Reload; one that runs already is waited for.
+        """Reload; wait for a reload that is already running.
 
         Args:
-            by: What causes it, for the log and the status.
+            by: The cause of the reload, for the log and the status.
         """
         async with self._lock:
             self._notifier.reloading()
@@ -141,7 +141,7 @@ class Reload:
             return self.last
 
     def notice(self, notices: Sequence[str]) -> None:
-        """Report what an operator should know of the configuration in effect; what no longer holds ends."""
+        """Report notes on the configuration in effect for the operator; end notes that no longer hold."""
         for gone in [each for each in self._notices if each not in notices]:
             self._telemetry.resolved(NOTICE, reason=gone)
         for each in notices:
@@ -157,7 +157,7 @@ class Reload:
             try:
                 return await self._take(requested, by)
             except ConfigError as error:
-                # The settings from the cluster must not prevent a change of the node's own.
+                # The settings from the cluster must not prevent a change of the node's own settings.
                 if requested.own is None or not self.config.cluster_fault:
                     raise
                 own = replace(requested.own, cluster_fault=f"{IGNORED}: {error}")
@@ -169,7 +169,7 @@ class Reload:
             return ReloadOutcome("refused", self._wall_clock(), by, reason=f"internal error: {error!r}")
 
     async def _take(self, requested: Config, by: str) -> ReloadOutcome:
-        """Apply a configuration as far as that needs no restart."""
+        """Apply those keys of a configuration that need no restart."""
         notes, running = await asyncio.to_thread(exposed, requested), self.config
         # The file's name is not a setting; it changes with the others.
         effect = replace(
@@ -228,7 +228,7 @@ class Reload:
             telemetry.warning(NEEDS_RESTART, keys="; ".join(map(str, self.waiting)))
 
     def page(self) -> dict[str, object]:
-        """Return what ``topoproxy status`` shows of the configuration."""
+        """Return the part of ``topoproxy status`` about the configuration."""
         return {
             "source": self.config.source,
             "since": self._since,
@@ -243,7 +243,7 @@ class Reload:
 
 
 Commit = Callable[[], None]
-"""Makes a change that has been prepared. It does not wait, and nothing that it does can be refused."""
+"""Makes a prepared change. It does not wait, and nothing in it can be refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +251,10 @@ class LiveStep:
     """Applies some keys.
 
     Attributes:
-        keys: Keys, or sections of which all live keys are meant.
-        prepare: Takes the running and the new configuration and returns what changes the one into the other.
-            Changes nothing. Runs on the event loop, right before the commits of all steps. Raises
-            ConfigError where the node cannot follow.
+        keys: Keys, or sections (for all their live keys).
+        prepare: Takes the running and the new configuration and returns a function that changes the one into
+            the other. Changes nothing itself. Runs on the event loop, right before the commits of all steps.
+            Raises ConfigError if the node cannot follow.
     """
 
     keys: tuple[str, ...]
@@ -265,5 +265,5 @@ class LiveStep:
         return any(key == own or key.startswith(f"{own}.") for own in self.keys)
 
     def concerned(self, changed: Iterable[str]) -> bool:
-        """Return whether one of some keys is applied by the step."""
+        """Return whether the step applies one of these keys."""
         return any(self.applies(key) for key in changed)

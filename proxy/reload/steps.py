@@ -1,4 +1,4 @@
-"""The steps of a reload: what each live key changes in the running daemon."""
+"""The steps of a reload: the effect of each live key on the running daemon."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLACEMENT = (
     "koordinator",
     "admission",
 )
-"""Keys that become rules of the node (``executor.rules_from_config``)."""
+"""Keys that become part of the node's rules (``executor.rules_from_config``)."""
 READ_WHERE_USED = (
     "clusterConfig",
     "drainTimeout",
@@ -47,7 +47,7 @@ READ_WHERE_USED = (
 
 
 def common_steps() -> list[LiveStep]:
-    """Return the steps of every daemon, also of one that only relays."""
+    """Return the steps of every daemon, including one that only relays."""
     return [LiveStep(("log",), _log), LiveStep(READ_WHERE_USED, lambda before, after: lambda: None)]
 
 
@@ -56,7 +56,7 @@ def executor_steps(executor: NodeExecutor, enforced: Callable[[], None]) -> list
 
     Args:
         executor: The node.
-        enforced: Called when the mode is to be enforce.
+        enforced: Called when the mode becomes enforce.
     """
 
     def enforcement(before: Config, after: Config) -> Commit:
@@ -91,11 +91,11 @@ def executor_steps(executor: NodeExecutor, enforced: Callable[[], None]) -> list
 
 
 def suppression_step(current: Callable[[], Suppression | None], begin: Callable[[Config], None]) -> LiveStep:
-    """Return the step of BE suppression.
+    """Return the step of BE (best effort) suppression.
 
     Args:
-        current: Returns what suppresses BE pods; None where nothing has been made yet.
-        begin: Makes it, where the configuration enables it.
+        current: Returns the part that suppresses BE pods; None if it does not exist yet.
+        begin: Makes this part, if the configuration enables it.
     """
 
     def prepare(before: Config, after: Config) -> Commit:
@@ -108,7 +108,7 @@ def suppression_step(current: Callable[[], Suppression | None], begin: Callable[
         except CgroupError as error:
             raise ConfigError(f"beSuppress.mode: {error}") from error
         if suppression is None:
-            return lambda: begin(after)  # it opens the same again: nothing is kept open until then
+            return lambda: begin(after)  # it opens the same files again; none is kept open
         settings = suppression_settings(after)
         return lambda: suppression.reconfigure(settings, usage, groups)
 
@@ -119,12 +119,12 @@ def hooks_step(current: Callable[[], DaemonHooks | None]) -> LiveStep:
     """Return the step of hooks.
 
     Args:
-        current: Returns what has hooks called; None where nothing does.
+        current: Returns the part that calls hooks; None if there is none.
     """
 
     def prepare(before: Config, after: Config) -> Commit:
         def change() -> None:
-            if (hooks := current()) is not None:  # the same reload may have begun it
+            if (hooks := current()) is not None:  # the same reload may have created it
                 hooks.reconfigure(after.hooks)
 
         return change
@@ -136,7 +136,7 @@ def device_plugins_step(current: Callable[[], DevicePluginService | None]) -> Li
     """Return the step of device plug-ins.
 
     Args:
-        current: Returns what serves them; None where nothing does.
+        current: Returns the part that serves them; None if there is none.
     """
 
     def prepare(before: Config, after: Config) -> Commit:

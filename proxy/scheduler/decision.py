@@ -51,8 +51,8 @@ from proxy.scheduler.pod_demand import PodDemand, with_cpus
 from proxy.scheduler.resource_topology import MemoryRows
 
 SHOWN = "shown"
-"""The owner of the memory and devices that the object of the node shows as taken, and a part of the names of
-the owners of CPUs."""
+"""The owner of the memory and devices that the object of the node shows as taken. It is also a part of the
+names under which CPUs that the object shows are owned."""
 NOT_STATIC = "CPUManagerNotStatic"
 OTHER_POLICY = "TopologyPolicyDiffers"
 REORDERED = "PendingPodsConflict"

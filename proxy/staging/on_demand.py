@@ -21,7 +21,7 @@ class LazyStaging:
     """The staged enforcement of a daemon."""
 
     def __init__(self, executor: NodeExecutor) -> None:
-        """Make no step yet.
+        """Prepare; no step is made yet.
 
         Args:
             executor: The node.
@@ -38,7 +38,7 @@ class LazyStaging:
             if not (now.lagging or now.moving):
                 executor.enforcement_step_due.clear()
                 continue
-            # Calls of kubelet must not wait for an import.
+            # kubelet's calls must not wait for an import.
             await asyncio.to_thread(importlib.import_module, "proxy.staging.service")
             from proxy.staging.service import StagedEnforcement
 
@@ -46,22 +46,22 @@ class LazyStaging:
         await self._made.run()
 
     def routes(self) -> Mapping[str, Route]:
-        """Return what the admin socket answers."""
+        """Return the handlers of read requests at the admin socket."""
         return {"/enforce": self.answer}
 
     def actions(self) -> Mapping[str, Route]:
-        """Return what the admin socket does."""
+        """Return the handlers of requests at the admin socket that change something."""
         return {
             "/enforce/pause": lambda: self._pause(paused=True),
             "/enforce/resume": lambda: self._pause(paused=False),
         }
 
     def answer(self) -> dict[str, object]:
-        """Return what ``topoproxy enforce status`` shows."""
+        """Return the page of ``topoproxy enforce status``."""
         return {"schema": schema_ids.ENFORCE, **self.page()}
 
     def _pause(self, *, paused: bool) -> dict[str, object]:
-        """Begin no further step, or continue.
+        """Pause before the next step, or continue.
 
         Raises:
             InputError: The node is released: there are no steps.
@@ -115,4 +115,4 @@ PASSTHROUGH_ACTIONS: Mapping[str, Route] = {
     "/enforce/pause": _undecided("pause"),
     "/enforce/resume": _undecided("resume"),
 }
-"""What the admin socket answers in mode passthrough."""
+"""The answer of the admin socket in mode passthrough."""

@@ -1,4 +1,4 @@
-"""Reports what cannot be done for running pods at the moment, for each pod until it is over."""
+"""Reports actions that fail for running pods: one problem for each pod, open until the action succeeds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class PodProblems:
     """Problems of one kind, at most one for each pod.
 
     Attributes:
-        reasons: Why it cannot be done, by the pod's key.
+        reasons: Why the action fails, by the pod's key.
     """
 
     def __init__(self, message: str, telemetry: Telemetry) -> None:
-        """Report nothing yet.
+        """Prepare; nothing is reported yet.
 
         Args:
-            message: What cannot be done.
+            message: The action that fails.
             telemetry: Where to report.
         """
         self.reasons: dict[str, str] = {}

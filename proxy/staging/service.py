@@ -1,17 +1,18 @@
-"""Applies the plan to running pods, or restores them, where mode or selection have changed.
+"""Applies the plan to running pods, or restores them, when mode or selection have changed.
 
 This happens in steps that can be paused and reversed.
 
-Which pods a step changes is decided in ``proxy.engine.staging``. A step leads from whatever is in effect to
-the configured state, so one that a crash has interrupted is repeated as it is.
+``proxy.engine.staging`` decides which pods a step changes. A step leads from any state in effect to the
+configured state, so a step that a crash has interrupted is simply repeated.
 
-* Applied: calls at the runtime that carry other CPUs to the containers are waited for. Then the containers
-  that share CPUs are written and read, and after them, one by one, those that own some: for each owner all
-  others to which the plan is applied leave its CPUs first, by the same barrier as at its start
-  (``executor.reservations``). Quotas, memory nodes, partitions, the runtime and systemd follow as they do
-  after any change. A pod for which this fails is restored, reported, and tried again later.
-* Restored: what each container would have without topoproxy, as in a release (``proxy.release``): CFS
-  quotas and partitions first, then the kernel, only wider, then the runtime.
+* Applied: the step waits for calls at the runtime that carry other CPUs to the containers. Then the cpusets
+  of containers that share CPUs are written and read back, and after them, one by one, those of owners: all
+  other containers to which the plan is applied first leave the owner's CPUs, by the same barrier as at the
+  owner's start (``executor.reservations``). Quotas, memory nodes, partitions, the runtime and systemd follow
+  as after any change. A pod for which this fails is restored, reported, and tried again later.
+* Restored: each container gets the cpuset that it would have without topoproxy, as in a release
+  (``proxy.release``): first CFS quotas and partitions, then the kernel's sets, which only grow, then the
+  runtime.
 
 The record of a step is durable before anything is written for it. Steps begin ``enforce.stepPeriod`` apart.
 """
@@ -39,7 +40,7 @@ from proxy.telemetry import metrics
 AGAIN = Backoff(5.0, 300.0)
 """Seconds before a pod to which the plan could not be applied is tried again."""
 ROUNDS = 20
-"""Most rounds in which a step tries to give its pods back; the next step continues."""
+"""The most rounds in which a step tries to restore its pods; the next step continues."""
 PAUSE_S = 0.1
 BUSY = "the runtime is still busy with it"
 
@@ -48,7 +49,7 @@ class StagedEnforcement:
     """Makes the steps."""
 
     def __init__(self, executor: NodeExecutor) -> None:
-        """Make no step yet.
+        """Prepare; no step is made yet.
 
         Args:
             executor: The node.
@@ -61,7 +62,7 @@ class StagedEnforcement:
         self._not_given_back = PodProblems("cannot give a pod back", executor.telemetry)
 
     def problems(self) -> dict[str, str]:
-        """Return what cannot be done for pods at the moment, by key."""
+        """Return the reasons of the present failures, by the pod's key."""
         self._forget()
         return self._not_applied.reasons | self._not_given_back.reasons
 
@@ -115,7 +116,7 @@ class StagedEnforcement:
         return keys
 
     def _remember(self, applied: Collection[str], restored: Collection[str]) -> None:
-        """Note for ``explain`` what is in effect for the containers of pods from now on."""
+        """Record for ``explain`` whether the plan is in effect for the containers of pods from now on."""
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._executor.wall_clock()))
         history = self._executor.history
         for container in self._containers(applied):
@@ -129,7 +130,7 @@ class StagedEnforcement:
         return [c for c in existing if c.pod.key in keys and c.phase is not Phase.EXITED]
 
     def _forget(self) -> None:
-        """Forget the failures of pods that are treated as their target says by now, or have gone."""
+        """Forget the failures of pods that have reached their target, or have gone."""
         state = self._executor.state
         now, live = state.enforcement, live_pods(state).keys()
         moving, waiting = now.moving & live, (now.moving | now.lagging) & live
@@ -172,7 +173,7 @@ class StagedEnforcement:
         return failed
 
     async def _follow_owners(self) -> None:
-        """Update what concerns owners alone; the next pass repairs what fails here."""
+        """Update the parts that only owners have; the next reconcile repairs what fails here."""
         executor = self._executor
         await executor.writes.clear_sandboxes()
         await executor.quotas.once()
@@ -212,7 +213,7 @@ class StagedEnforcement:
         """Restore the cpusets that containers would have without topoproxy.
 
         Returns:
-            The keys of the pods that do not have that yet, and why.
+            The keys of the pods that are not restored yet, and why.
         """
         executor = self._executor
         if not containers:
@@ -266,13 +267,13 @@ def _ref(containers: Iterable[Container], key: str) -> str:
 def _remaining(
     containers: Iterable[Container], errors: Mapping[str, str], unsent: Collection[str]
 ) -> dict[str, str]:
-    """Return the keys of the pods that are not given back yet, and why.
+    """Return the keys of the pods that are not restored yet, and why.
 
     Args:
         containers: The containers of all pods of the step.
-        errors: What could not be done, by container. Other keys are those of groups and of the runtime, which
-            concern all pods.
-        unsent: Ids of the containers that the runtime is not updated for yet.
+        errors: The failures by container. Other keys are those of groups and of the runtime, which concern
+            all pods.
+        unsent: Ids of the containers that are not updated at the runtime yet.
     """
     ids = {c.id for c in containers}
     shared = [why for key, why in errors.items() if key not in ids]

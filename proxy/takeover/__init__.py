@@ -1,1 +1,1 @@
-"""Taking a node over from kubelet's static CPU manager, without a drain."""
+"""Takes a node over from kubelet's static CPU manager, without a drain."""

@@ -22,7 +22,7 @@ class NotAppliedToAll(enum.StrEnum):
     """Why the plan is not applied to all pods, so that CPUs of kubelet's pods could not be kept for them."""
 
     OBSERVE = "observe"
-    """The mode is observe."""
+    """The mode is ``observe``."""
     SELECTION = "selection"
     """Mode enforce selects only a part of the pods."""
     LAGGING = "lagging"
@@ -33,12 +33,12 @@ class NotAppliedToAll(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OwningContainer:
-    """A container that has CPUs of its own, by our account.
+    """A container that has exclusive CPUs, according to our own state.
 
     Attributes:
         uid, name: As kubelet's file names it.
         ref: ``namespace/pod/container``.
-        cpus: Those CPUs.
+        cpus: Its exclusive CPUs.
     """
 
     uid: str
@@ -52,9 +52,9 @@ class CpuManagerFile:
     """kubelet's ``cpu_manager_state`` as it was read.
 
     Attributes:
-        text: What is in it; None where there is none.
+        text: Its content; None if there is no file.
         problem: Why it cannot be used, as text; empty if it can.
-        checkpoint, held: What it says; None where it cannot be used.
+        checkpoint, held: Its parsed content; None if it cannot be used.
     """
 
     text: str | None = None
@@ -78,12 +78,12 @@ class CpuManagerFile:
 
     @property
     def policy(self) -> str:
-        """The policy that it is for; empty where it cannot be used."""
+        """The policy for which it was written; empty if it cannot be used."""
         return self.checkpoint.policy if self.checkpoint is not None else ""
 
     @property
     def version(self) -> int:
-        """Its version; 0 where it cannot be used."""
+        """Its version; 0 if it cannot be used."""
         return (self.checkpoint.version or 0) if self.checkpoint is not None else 0
 
 
@@ -92,20 +92,20 @@ class TakeoverInputs:
     """All inputs of the rules of a takeover, at one moment.
 
     Attributes:
-        directory: Where kubelet's file is.
+        directory: The directory of kubelet's file.
         file: The file.
-        manager: What kubelet's CPU manager does, as far as it is known.
-        running: Signs that kubelet runs, as text; empty where there is none.
+        manager: What is known of kubelet's CPU manager.
+        running: Signs that kubelet runs, as text; empty if there are none.
         unwritable: Why the file could not be written, as text; empty if it could.
-        owning: The owners of exclusive CPUs, by our account.
-        pods: Pods that are there: uid to ``namespace/name``.
+        owning: The owners of exclusive CPUs, according to our own state.
+        pods: Pods that exist: uid to ``namespace/name``.
         from_files: Uids of pods that kubelet has from files (static pods).
         elsewhere: Uids of pods whose CPUs a label or the scheduler decides, not kubelet.
         online, shareable: CPUs of the machine, and those of them that pools may use.
         configured: Our own ``cpuManagerPolicy`` as configured.
-        ready: The state has been compared with the runtime.
-        not_applied: Why the plan is not applied to all pods; None where it is.
-        memory_policy: The policy of kubelet's memory manager by its state file; empty where there is none.
+        ready: The state has been reconciled with the runtime.
+        not_applied: Why the plan is not applied to all pods; None if it is.
+        memory_policy: The policy of kubelet's memory manager by its state file; empty if there is none.
     """
 
     directory: Path
@@ -130,7 +130,7 @@ class TakeoverInputs:
         return {(owner.uid, owner.name): owner for owner in self.owning}
 
     def ref(self, uid: str, name: str) -> str:
-        """Return the name of a container of kubelet's file; with the uid where the pod is unknown."""
+        """Return the name of a container of kubelet's file; with the uid if the pod is unknown."""
         return f"{self.pods.get(uid) or f'pod {uid}'}/{name}"
 
 
@@ -150,7 +150,7 @@ def pods_of(state: NodeState) -> dict[str, str]:
 
 
 def not_applied_of(state: NodeState) -> NotAppliedToAll | None:
-    """Return why the plan is not applied to all pods; None where it is."""
+    """Return why the plan is not applied to all pods; None if it is."""
     if is_applied_to_all(state):
         return None
     if state.mode.in_release:

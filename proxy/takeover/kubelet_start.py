@@ -1,7 +1,8 @@
 """kubelet's next start: the settings that it needs for its state file, and whether it must be restarted.
 
 kubelet reads its configuration and its state file when it starts, and refuses a file that does not fit the
-policy and its options. So what the steps write and what they ask to set follow from the same values.
+policy and its options. So the file that the steps write and the settings that they request follow from the
+same values.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from proxy.takeover.record import TakeoverRecord, options_text
 
 
 def options_of_static(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, str]:
-    """Return the options with which kubelet starts under ``static``: the known ones before the recorded ones.
+    """Return kubelet's options for a start under ``static``: the known ones, otherwise the recorded ones.
 
-    Under ``none`` kubelet has no options, so what it had before is in the record alone.
+    Under ``none`` kubelet has no options, so only the record has its former options.
     """
     return {**record.known_options, **inputs.manager.options}
 
@@ -25,7 +26,7 @@ def settings(record: TakeoverRecord, inputs: TakeoverInputs, target: str) -> tup
     """Return the settings that kubelet must start with, except those that it has already.
 
     Args:
-        record: How far the takeover has come; has the options of kubelet's policy before.
+        record: How far the takeover has come; it has the options of kubelet's former policy.
         inputs: The inputs of the takeover.
         target: The policy that kubelet starts with.
     """
@@ -66,7 +67,7 @@ def _to_be_set_again(lost: Mapping[str, str]) -> str:
 
 
 def is_unread(record: TakeoverRecord, inputs: TakeoverInputs) -> bool:
-    """Return whether kubelet has not read what ``finish`` wrote: it ran then, and still runs."""
+    """Return whether kubelet has not read what ``finish`` wrote: it ran at that time, and still runs."""
     if not record.forced or not inputs.running or inputs.file.text != record.written:
         return False
     then, now = _processes(record.forced_signs), _processes(inputs.running)
@@ -74,16 +75,16 @@ def is_unread(record: TakeoverRecord, inputs: TakeoverInputs) -> bool:
 
 
 def _processes(signs: tuple[str, ...]) -> frozenset[str]:
-    """Return the signs that name a process by its id, which is another after a restart."""
+    """Return the signs that name a process by its id: the id changes when kubelet restarts."""
     return frozenset(sign for sign in signs if sign.startswith("process "))
 
 
 def runs_under_another(inputs: TakeoverInputs, policy: str) -> bool:
-    """Return whether kubelet is known to run under another policy than that one."""
+    """Return whether kubelet is known to run under a different policy than the given one."""
     known = inputs.manager.policy if not _is_by_state_file(inputs) else ""
     return bool(inputs.running) and known not in ("", policy)
 
 
 def _is_by_state_file(inputs: TakeoverInputs) -> bool:
-    """Return whether kubelet's policy is known from its state file alone, which the steps write."""
+    """Return whether kubelet's policy is known only from its state file, which the steps write."""
     return inputs.manager.sources.get("policy", "").endswith("cpu_manager_state")

@@ -1,4 +1,4 @@
-"""The takeover from kubelet, whose code is loaded on demand or when the ledger has one: few nodes need it."""
+"""The takeover from kubelet; few nodes need it, so its code is loaded on demand, or if the ledger has one."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class LazyTakeover:
     """Creates the takeover of a daemon on demand."""
 
     def __init__(self, config: Config, executor: NodeExecutor | None, ledger: Ledger | None) -> None:
-        """Prepare; where the ledger has a takeover, it takes effect on the executor's rules at once.
+        """Prepare; if the ledger has a takeover, it takes effect on the executor's rules at once.
 
         Args:
             config: The configuration, for paths.
             executor: The node, whose rules the takeover changes; None in a daemon that decides nothing.
-            ledger: Keeps the record of the takeover; None where there is no ledger.
+            ledger: Keeps the record of the takeover; None if there is no ledger.
         """
         self._config = config
         self._executor = executor
@@ -43,7 +43,7 @@ class LazyTakeover:
         """Return the takeover.
 
         Raises:
-            InputError: Nothing is decided here.
+            InputError: This daemon decides nothing.
         """
         if self._executor is None:
             raise InputError("cannot take over: in passthrough mode nothing is decided")
@@ -58,11 +58,11 @@ class LazyTakeover:
         return self._made
 
     def routes(self) -> Mapping[str, Route]:
-        """Return the handlers of read requests of the admin socket."""
+        """Return the handlers of read requests at the admin socket."""
         return {"/takeover": self._page}
 
     def actions(self) -> Mapping[str, Route]:
-        """Return the handlers of requests of the admin socket that change something."""
+        """Return the handlers of requests at the admin socket that change something."""
         return {f"/takeover/{step}": self._action(step) for step in STEPS}
 
     def _action(self, step: str) -> Route:
@@ -77,7 +77,7 @@ class LazyTakeover:
         return await self.get().page(params)
 
     async def _loaded(self) -> None:
-        """Import the code of a takeover in a thread: calls of kubelet must not wait for the import."""
+        """Import the code of a takeover in a thread: kubelet's calls must not wait for the import."""
         if self._made is None:
             await asyncio.to_thread(importlib.import_module, "proxy.takeover.service")
 

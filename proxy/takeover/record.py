@@ -6,16 +6,18 @@ Theory. A takeover is a value with three stages:
       ▲                │                   │
       └────revert──────┴───────────────────┘
 
-- ``none``: CPUs that kubelet's CPU manager names are its choice, and are adopted.
-- ``started``: what it held then stays with its containers until they end; new containers get our choice.
-- ``finished``: its file says so too. kubelet starts again under ``none``, or under ``static`` with a file in
-  which all CPUs are as they are in effect.
+- ``none``: kubelet's CPU manager chooses CPUs, and they are adopted.
+- ``started``: CPUs that it held at the start stay with their containers until these end; topoproxy chooses
+    the CPUs of new containers.
+- ``finished``: its file agrees. kubelet restarts under ``none``, or under ``static`` with a file that has all
+  CPUs as they are in effect.
 
-The record is one value of the daemon's ledger, and each change of it one atomic write. A step that writes
-kubelet's file writes the record twice: with what is going to be written (``pending``), and with the new
-stage afterwards; the file itself is replaced at once or not at all. So after a crash the file is compared
-with ``pending``: it is the new one (the step is completed), the old one (it never happened), or another
-program wrote it meanwhile (it is undone, and reported). Nothing but the record has to be written for that.
+The record is one value of the daemon's ledger, and each change of it is one atomic write. A step that writes
+kubelet's file writes the record twice: before, with the text to be written (``pending``), and afterwards,
+with the new stage. The file itself is replaced as a whole or not at all. So after a crash the file is
+compared with ``pending``: it is the new one (the step is completed), the old one (the step never happened),
+or another program has written it (the step is undone, and this is reported). To settle this, only the record
+has to be written.
 """
 
 from __future__ import annotations
@@ -48,9 +50,9 @@ class Pending:
 
     Attributes:
         step: ``finish`` or ``revert``.
-        before: The file's text before; None where there was none.
-        after: What is being written.
-        target: The policy that it is written for.
+        before: The file's text before; None if there was none.
+        after: The text that is being written.
+        target: The policy for which it is written.
     """
 
     step: str
@@ -64,16 +66,16 @@ class TakeoverRecord:
     """How far a takeover has come.
 
     Attributes:
-        stage: Where it is.
+        stage: Its stage.
         began, since: When it began, and when this stage was reached; seconds since the epoch.
-        policy: kubelet's policy before.
-        reserved: CPUs that kubelet kept back: they are never exclusive CPUs.
+        policy: kubelet's policy before the takeover.
+        reserved: CPUs that kubelet reserved: they are never exclusive CPUs.
         strict: kubelet's option ``strict-cpu-reservation`` was on.
         options: The options of kubelet's policy, by name; empty in records of former versions.
         old: The CPUs that kubelet had assigned at the start.
-        target: The policy that ``finish`` wrote; empty before.
-        written: What ``finish`` wrote; empty before.
-        forced: kubelet ran while that was written, so it may have something else in memory.
+        target: The policy that ``finish`` wrote; empty before ``finish``.
+        written: What ``finish`` wrote; empty before ``finish``.
+        forced: kubelet ran while ``finish`` wrote the file, so it may have something else in memory.
         forced_signs: The signs of that kubelet; empty in records of former versions.
         pending: The write that is under way.
     """
@@ -94,19 +96,19 @@ class TakeoverRecord:
 
     @property
     def known_options(self) -> Mapping[str, str]:
-        """The options of kubelet's policy before; records of former versions have ``strict`` alone."""
+        """The options of kubelet's former policy; records of former versions have only ``strict``."""
         return {**({STRICT_CPU_RESERVATION: "true"} if self.strict else {}), **self.options}
 
     @property
     def chooses_cpus(self) -> bool:
-        """True where topoproxy chooses the CPUs of new pods."""
+        """Whether topoproxy chooses the CPUs of new pods."""
         return self.stage is not TakeoverStage.NONE
 
     def in_effect(self, held: Held) -> Held:
-        """Return the part of what kubelet's CPU manager holds that counts.
+        """Return those of the CPUs held by kubelet's CPU manager that count.
 
-        Before a takeover that is all of it. After its start it is only what kubelet assigned before: what
-        kubelet assigns to new pods is in effect nowhere. After its end it is nothing.
+        Before a takeover all of them count. After its start only those count that kubelet assigned before:
+        CPUs that kubelet assigns to new pods are in effect nowhere. After its end none count.
         """
         if self.stage is TakeoverStage.NONE:
             return held
@@ -120,11 +122,11 @@ class TakeoverRecord:
 
 
 class Resolution(NamedTuple):
-    """What became of a write that was under way when the daemon ended.
+    """The result of a write that was under way when the daemon ended.
 
     Attributes:
-        record: The record without it.
-        message: What became of it; empty if there was none.
+        record: The record without the write.
+        message: The result as text; empty if there was no such write.
         is_completed: The write is in place.
     """
 
@@ -138,7 +140,7 @@ def resolved(record: TakeoverRecord, text: str | None, now: float) -> Resolution
 
     Args:
         record: The record as the ledger has it.
-        text: kubelet's file as it is now; None where there is none.
+        text: kubelet's file as it is now; None if there is none.
         now: Seconds since the epoch.
     """
     pending = record.pending
@@ -185,7 +187,7 @@ def dump(record: TakeoverRecord) -> dict[str, object] | None:
     if record == TakeoverRecord():
         return None
     data: dict[str, object] = msgspec.to_builtins(record, enc_hook=str)
-    data["backup"] = ""  # not read any more; former versions, to which a node may go back, need the key
+    data["backup"] = ""  # not read any more; former versions need the key if a node is downgraded
     return data if record.pending else {key: value for key, value in data.items() if key != "pending"}
 
 
@@ -193,7 +195,7 @@ _OPTIONAL = ("pending", "options", "forced_signs")
 
 
 def load(data: Mapping[str, Any] | None) -> TakeoverRecord | None:
-    """Read a record; the empty one where there is none, None where the data is not one."""
+    """Read a record; the empty record if there is none, None if the data is not a record."""
     if data is None:
         return TakeoverRecord()
     if any(
@@ -202,5 +204,5 @@ def load(data: Mapping[str, Any] | None) -> TakeoverRecord | None:
         return None
     try:
         return msgspec.convert(data, TakeoverRecord, dec_hook=lambda _, text: CpuSet.parse(text))
-    except (msgspec.ValidationError, AttributeError):  # no text is parsed
+    except (msgspec.ValidationError, AttributeError):  # a value is not a text
         return None

@@ -1,18 +1,18 @@
 """The steps of a takeover as rules: their preconditions, and their effect on the record.
 
-Pure: a record and the inputs in, a record out, or a refusal that says what to do. A record that comes out
-with a write under way (``pending``) requests that write; see ``record`` for how it survives a crash.
+Pure: a record and the inputs in, a record out, or a refusal that says what to do. A returned record with a
+write under way (``pending``) requests that write; ``record`` explains how the write survives a crash.
 
-Each step can be taken again: what is done already is nothing to do.
+Each step can be repeated: it does nothing that is already done.
 
 Theory of kubelet's state file with the CPUs that are in effect. The file of policy ``none`` contains no
-container. That of ``static`` has, for each container with exclusive CPUs, the CPUs that it has (by our
-account), and what kubelet holds for containers that are not here, where that overlaps with none and leaves a
-CPU for all others. kubelet drops stale entries when it starts.
+container. That of ``static`` has the CPUs of each container with exclusive CPUs, according to our own state.
+It also has the CPUs that kubelet holds for containers that are unknown here, if they overlap with no other
+CPUs and leave a CPU for all others. kubelet drops stale entries when it starts.
 
-Not everything can be expressed in it: kubelet would not start where a container has a CPU that it keeps back,
-or one that is offline. Such a container is left out and named. kubelet then assigns it CPUs in its file, and
-its updates are answered with those that the container really has.
+Not everything can be expressed in the file: kubelet would not start if a container had a CPU that kubelet
+reserves, or an offline CPU. Such a container is left out, and the report names it. kubelet then assigns CPUs
+to it in its own file, and topoproxy answers kubelet's updates with the CPUs that the container really has.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class KubeletStateText:
 
     Attributes:
         text: The text.
-        omitted: Containers that it cannot express, one sentence each.
+        omitted: Containers that the file cannot express, one sentence each.
     """
 
     text: str
@@ -70,7 +70,7 @@ def kubelet_state_text(record: TakeoverRecord, inputs: TakeoverInputs, target: s
         target: ``none`` or ``static``.
 
     Raises:
-        CheckpointError: There is no file that kubelet would start with.
+        CheckpointError: kubelet would not start with any file that could be written.
     """
     version = inputs.file.version or CURRENT
     if target == "none":
@@ -101,7 +101,7 @@ def _actual_cpus(inputs: TakeoverInputs, reserved: CpuSet) -> tuple[Entries, lis
 
 
 def _add_unknown(inputs: TakeoverInputs, held: Entries, reserved: CpuSet) -> None:
-    """Add what kubelet holds for unknown containers, where it does not overlap with CPUs of other pods."""
+    """Add the CPUs that kubelet holds for unknown containers, unless they overlap with CPUs of other pods."""
     owned: dict[str, CpuSet] = {}
     taken = CpuSet()
     for owner in inputs.owning:
@@ -118,7 +118,7 @@ def _add_unknown(inputs: TakeoverInputs, held: Entries, reserved: CpuSet) -> Non
 
 
 def _cpus_of_pods(inputs: TakeoverInputs, held: Entries, reserved: CpuSet) -> dict[str, CpuSet]:
-    """Keep the CPUs of pods as a whole as they are, where their containers and no others are inside."""
+    """Keep the CPUs of whole pods as they are, if only the pod's own containers use them."""
     assert inputs.file.checkpoint is not None
     cpus_by_pod: dict[str, CpuSet] = {}
     for uid, cpus in pods_of(inputs.file.checkpoint).items():
@@ -135,7 +135,7 @@ def _cpus_of_pods(inputs: TakeoverInputs, held: Entries, reserved: CpuSet) -> di
 
 
 class StepRefusedError(TopoproxyError):
-    """A step cannot be taken as things are; nothing has changed.
+    """A step cannot be taken in the present state; nothing has changed.
 
     Attributes:
         hints: What to do about it, one sentence each.
@@ -151,7 +151,7 @@ class StepOutcome:
     """The result of a step.
 
     Attributes:
-        record: The record after the step; if it has a pending write, that write is to be made.
+        record: The record after the step; if it has a pending write, the write must be made.
         reported: What happened, one sentence each.
     """
 
@@ -160,7 +160,7 @@ class StepOutcome:
 
 
 def conflicts(inputs: TakeoverInputs) -> tuple[str, ...]:
-    """Return why a takeover cannot start; empty where it can."""
+    """Return why a takeover cannot start; empty if it can."""
     return tuple(_conflicts(inputs))
 
 
@@ -223,7 +223,7 @@ def start(record: TakeoverRecord, inputs: TakeoverInputs, now: float) -> StepOut
     """Choose the CPUs of new pods from now on.
 
     Raises:
-        StepRefusedError: It cannot start.
+        StepRefusedError: The takeover cannot start.
     """
     if record.stage is not TakeoverStage.NONE:
         return StepOutcome(record, (f"nothing to do: the takeover is {record.stage.value} already",))
@@ -258,8 +258,8 @@ def finish(
     """Write the CPUs in effect to kubelet's file, for the policy under which kubelet starts next.
 
     Raises:
-        StepRefusedError: It has not started, kubelet runs, or old allocations are there.
-        CheckpointError: There is no file that kubelet would start with.
+        StepRefusedError: The takeover has not started, kubelet runs, or old allocations still exist.
+        CheckpointError: kubelet would not start with any file that could be written.
     """
     if record.stage is TakeoverStage.NONE:
         raise StepRefusedError(
@@ -293,16 +293,16 @@ def finish(
 
 
 def revert(record: TakeoverRecord, inputs: TakeoverInputs, *, force: bool) -> StepOutcome:
-    """Let kubelet's CPU manager decide again, from what is in effect now.
+    """Let kubelet's CPU manager decide again, starting from the CPUs in effect now.
 
     Raises:
         StepRefusedError: Its file must be written, and kubelet runs.
-        CheckpointError: There is no file that kubelet would start with.
+        CheckpointError: kubelet would not start with any file that could be written.
     """
     if record.stage is TakeoverStage.NONE:
         return StepOutcome(record, ("nothing to do: there is no takeover",))
     made = kubelet_state_text(record, inputs, "static")
-    # What a kubelet has in memory is what counts: the same as in its file, unless we wrote that as it ran.
+    # The state in kubelet's memory counts: it equals the file, unless we wrote the file while kubelet ran.
     if made.text == inputs.file.text and not is_unread(record, inputs):
         return StepOutcome(
             TakeoverRecord(), ("kubelet's file is right as it is; kubelet's CPU manager decides again",)

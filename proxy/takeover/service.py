@@ -1,14 +1,14 @@
-"""The takeover in the daemon: one step at a time, the executor's rules along with the record.
+"""The takeover in the daemon: takes one step at a time, and changes the executor's rules with the record.
 
-The inputs come from two sides: the containers, from the loop, at one instant; kubelet's file, settings and
-signs of life, in a worker. Then the rules decide and the writer acts, in the same worker. Where the record
-says that new pods are ours, the node's rules are ``static`` and keep kubelet's reserve, whatever the
-configuration says; the configuration is in effect again after a revert.
+The inputs come from two sides. The containers are read on the loop, at one instant; kubelet's file, settings
+and signs of life are read in a worker. Then the rules decide and the writer acts, in the same worker. If the
+record says that topoproxy chooses the CPUs of new pods, the node's rules are ``static`` and keep kubelet's
+reserve, whatever the configuration says; the configuration is in effect again after a revert.
 
-kubelet writes its state file from memory, so it must not run while we write. Three signs say that it runs,
-each of which can fail: a process of that name (kubelet may run inside another program), a process that
-listens at its sockets (a dead kubelet leaves them behind, so one connects), and its health port (which may be
-switched off, or be another). One sign is enough. Everything here may block for a short time.
+kubelet writes its state file from memory, so it must not run while we write. Three signs show that it runs,
+and each can fail: a process of that name (but kubelet may run inside another program), a process that listens
+at its sockets (a dead kubelet leaves the sockets behind, so we connect to them), and its health port (which
+may be switched off, or have another number). One sign is enough. Everything here may block for a short time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def signs_of_kubelet(directory: Path, procfs: Path, health: tuple[str, int] = HE
     Args:
         directory: kubelet's directory.
         procfs: Used in place of /proc.
-        health: Where its health port is.
+        health: The address of its health port.
     """
     return (*_processes(procfs), *_listening(directory), *_healthy(health))
 
@@ -80,7 +80,7 @@ def _processes(procfs: Path) -> Iterator[str]:
             if name in KUBELET_PROCESSES and _alive(entry):
                 yield f"process {entry.name} is {name}"
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has just ended
 
 
 def _alive(entry: Path) -> bool:
@@ -113,7 +113,7 @@ def _healthy(health: tuple[str, int]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class TakeoverPaths:
-    """Where things are.
+    """The paths that a takeover uses.
 
     Attributes:
         kubelet: kubelet's directory.
@@ -133,7 +133,7 @@ class Takeover:
         writer: Writer,
         places: TakeoverPaths,
     ) -> None:
-        """Take the parts; ``recover`` follows.
+        """Store the parts; the caller then calls ``recover``.
 
         Args:
             executor: Its rules follow the record.
@@ -151,11 +151,11 @@ class Takeover:
 
     @property
     def record(self) -> TakeoverRecord:
-        """How far it has come."""
+        """How far the takeover has come."""
         return self._writer.record
 
     def recover(self) -> None:
-        """Continue where the last daemon ended; called before the executor adopts any container."""
+        """Continue where the last daemon stopped; called before the executor adopts any container."""
         resolution, telemetry = self._writer.recover(), self._executor.telemetry
         if resolution.is_completed:
             telemetry.problem(COMPLETED, reason=resolution.message)
@@ -239,7 +239,7 @@ class Takeover:
         executor.store.handle(TakeoverChanged(self._static or record.chooses_cpus, record.reserved))
         try:
             executor.node_policy.apply()
-        except Exception as error:  # noqa: BLE001 - an internal error must not stop the node; the next pass tries
+        except Exception as error:  # noqa: BLE001 - an internal error must not stop the node; reconcile tries
             executor.report_internal_error(error)
 
     async def _inputs(self) -> TakeoverInputs:
@@ -261,7 +261,7 @@ class Takeover:
         return await self._worker.run(self._read_files, inputs)
 
     def _read_files(self, inputs: TakeoverInputs) -> TakeoverInputs:
-        """Add what has to be read; runs in the worker."""
+        """Add the inputs that have to be read from files and sockets; runs in the worker."""
         text, problem = text_in(inputs.directory)
         pods = dict(inputs.pods)
         from_files = set()

@@ -35,7 +35,7 @@ STEP_EFFECTS = {
 
 
 def plan_page(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, object]:
-    """Return the findings, and what each step would do."""
+    """Return the findings, and the effect of each step."""
     against = conflicts(inputs) if record.stage is TakeoverStage.NONE else ()
     ahead = {
         TakeoverStage.NONE: ("start", "finish", "revert"),
@@ -56,7 +56,7 @@ def plan_page(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, objec
 
 
 def status_page(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, object]:
-    """Return how far it has come and what remains."""
+    """Return how far the takeover has come and what remains."""
     remaining = remaining_allocations(record, inputs)
     against = conflicts(inputs) if record.stage is TakeoverStage.NONE else ()
     return {
@@ -74,7 +74,7 @@ def status_page(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, obj
 
 
 def head(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, object]:
-    """Return the stage, and what both pages begin with."""
+    """Return the common beginning of both pages, with the stage."""
     file, manager = inputs.file, inputs.manager
     return {
         "stage": record.stage.value,
@@ -161,8 +161,8 @@ def after_revert(before: TakeoverRecord, inputs: TakeoverInputs, *, forced: bool
     """Return the remaining steps after the takeover has been reverted.
 
     Args:
-        before: The record before that: it has kubelet's options, and the record after it is empty.
-        inputs: The inputs of the takeover, after it.
+        before: The record before the revert: it has kubelet's options, while the record after it is empty.
+        inputs: The inputs of the takeover, after the revert.
         forced: kubelet ran while its file was written.
     """
     if inputs.running and not forced and not runs_under_another(inputs, "static"):

@@ -1,12 +1,11 @@
-"""Performing the steps: the record in the ledger and kubelet's file, in a crash-safe order.
+"""Performs the steps: writes the record in the ledger and kubelet's file, in a crash-safe order.
 
 Everything here may block and runs in one worker thread. The order of a step that writes the file:
 
     copy of the old file next to our state -> ledger: the write under way -> the file -> read it back, now and
     a moment later (a kubelet that still runs would have written again) -> ledger: the new stage
 
-A step that was interrupted between two of them is found and resolved before the next step, and when the
-daemon starts.
+A step that was interrupted in between is found and resolved before the next step, and when the daemon starts.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from proxy.takeover.record import Resolution, TakeoverRecord, completed, dump, l
 from proxy.takeover.rules import StepOutcome, StepRefusedError
 
 RECHECK_S = 1.0
-"""After a write, how long until the file is read once more."""
+"""Seconds after a write until the file is read once more."""
 
 
 class Writer:
@@ -48,9 +47,9 @@ class Writer:
         """Store the paths; nothing is touched.
 
         Args:
-            ledger: Where the record is kept; None where nothing is.
+            ledger: Keeps the record; None if the record is not kept.
             directory: kubelet's directory.
-            backups: Where copies of its file go.
+            backups: The directory for copies of its file.
             pause: Waits for some seconds.
             now: Seconds since the epoch.
         """
@@ -65,7 +64,7 @@ class Writer:
         """Load the record, and find out the result of a write that was under way.
 
         Returns:
-            The result; its message also says why it could not be found out.
+            The result; if it could not be found out, its message says why.
         """
         known = load(self._ledger.entries.get(TAKEOVER_RECORD) if self._ledger is not None else None)
         if known is None:
@@ -81,7 +80,7 @@ class Writer:
         """Find out the result of a write that was under way.
 
         Raises:
-            CheckpointError, CannotCreateError: It cannot be found out, or not be recorded.
+            CheckpointError, CannotCreateError: The result cannot be found out, or cannot be recorded.
         """
         if self.record.pending is None:
             return Resolution(self.record)
@@ -93,13 +92,13 @@ class Writer:
     def take(self, outcome: StepOutcome) -> StepOutcome:
         """Carry out the result of a step: write the record and kubelet's file.
 
-        A file that cannot be read back may be the new one: its write stays under way in the record, and its
-        result is found out before the next step.
+        If the file cannot be read back, it may be the new one: the write stays under way in the record, and
+        its result is found out before the next step.
 
         Raises:
             StepRefusedError: kubelet's file did not stay as it was written.
             CannotCreateError, PermissionDeniedError, CheckpointError: The file or the record cannot be
-                written, or not be read back.
+                written or read back.
         """
         pending = outcome.record.pending
         if pending is None:

@@ -103,7 +103,7 @@ def with_owner(value: Mapping[str, Any], node: str, uid: str) -> dict[str, Any]:
 
 
 def placed_by(value: Mapping[str, Any]) -> tuple[object, object]:
-    """Return the content that schedulers read, without and with the fingerprint; figures are left out."""
+    """Return what schedulers read (not the figures), first without the fingerprint, then with it."""
     notes = {name: text for name, text in value["metadata"]["annotations"].items() if name != FIGURES}
     fingerprint = notes.pop(ANNOTATION, "")
     attributes = [

@@ -211,7 +211,7 @@ class RejectedPodEnding:
         return min(later, default=None)
 
     def _is_undecided(self, rejection: Rejection) -> bool:
-        """Return whether a rejection may end its pod: it is not left alone, and its end was not reported."""
+        """Return whether a rejection may end its pod: the pod is not left alone, and no end was reported."""
         is_reported = not rejection.applied and rejection.uid in self._history.done.reported
         return rejection.uid not in self._skipped and not is_reported
 

@@ -184,7 +184,7 @@ def rejected_everywhere(rejection: Rejection) -> bool:
 
 
 def due(rejections: Iterable[Rejection], settings: RejectedPodsConfig) -> list[Rejection]:
-    """Return the rejections after which a pod is to be ended, if it permits it: one of each pod."""
+    """Return the rejections, one for each pod, that are frequent enough to end the pod if it permits that."""
     if settings.policy is RejectedPolicy.RETRY:
         return []
     by_pod: dict[str, Rejection] = {}
