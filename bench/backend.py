@@ -1,12 +1,12 @@
-"""A container runtime that costs as little as a Python process can: what is measured beside it is the proxy.
+"""A container runtime that costs as little as a Python process can, so that measurements show the proxy.
 
     python bench/backend.py --listen /tmp/x/runtime.sock
 
 Answers are built once. Only CreateContainer and UpdateContainerResources are decoded: a create is answered
 with the id ``<cpus>|<mems>|<number of envs>|<request bytes>|<0..109>``, which shows what a proxy wrote and
-names as many containers as a node has pods. With ``--sandbox`` it lists the sandbox of these creates, else
-none. Flow control is strict in both directions: a peer that sends more than the window loses its connection.
-Runs until SIGTERM.
+names as many containers as a node has pods. With ``--sandbox`` it lists the sandbox of these creates,
+otherwise none. Flow control is strict in both directions: a peer that sends more than the window loses its
+connection. Runs until SIGTERM.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from frames import (
 
 from proxy.api.cri import api_pb2 as pb
 
-STREAM_WINDOW = CONNECTION_WINDOW = 65_535  # the protocol's defaults: held bodies meet them at once
+STREAM_WINDOW = CONNECTION_WINDOW = 65_535  # the protocol's defaults: held bodies reach them at once
 CONTAINERS = 110
 _OPEN_ENDED = (b"GetContainerEvents", b"Subscribe")
 _FIRST = ((b":status", b"200"), (b"content-type", b"application/grpc"))
@@ -76,7 +76,7 @@ class Answers:
         self.creates = 0
 
     def answer(self, method: bytes, body: bytes) -> bytes:
-        """Answer one call; raises google.protobuf's DecodeError for a body that is none."""
+        """Answer one call; raises google.protobuf's DecodeError for an invalid body."""
         if method == b"CreateContainer":
             return self._create(body)
         if method == b"ListContainers":
@@ -117,7 +117,7 @@ class Peer:
         self.pending = memoryview(b"")
 
     def feed(self, data: bytes) -> None:
-        """Take what came in; what is to be sent waits in the outbox."""
+        """Take received bytes; bytes to send wait in the outbox."""
         data = self.held + data if self.held else data
         pos, end = 0, len(data)
         if not self.greeted:
@@ -212,7 +212,7 @@ class Peer:
         self.outbox.send(stream, begin, answer, end)
 
     def _head(self, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
-        """A header block of an answer; once all names are in the client's table it stays the same."""
+        """A header block of an answer; as soon as all names are in the client's table, it stays the same."""
         settled = self.heads.get(headers)
         if settled is not None:
             return settled

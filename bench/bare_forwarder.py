@@ -1,9 +1,9 @@
-"""The least that a relay in Python does: bytes are forwarded both ways, and nothing is read of them.
+"""The least that a relay in Python does: it forwards bytes both ways, and does not parse them.
 
     python bench/bare_forwarder.py --listen /tmp/x/bare.sock --runtime /tmp/x/runtime.sock
 
-It runs on the daemon's own event loop. A client that does not read stops the process, so this is for
-measurements alone. Runs until SIGTERM.
+It runs on the daemon's own event loop. A client that does not read stops the process, so this is only for
+measurements. Runs until SIGTERM.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEND_BUFFER = 1 << 20
 
 
 def forward(source: socket.socket, sink: socket.socket) -> None:
-    """Forward what comes from one socket to another one, until its end."""
+    """Forward bytes from one socket to another one, until the end of the stream."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, RelayLoop)
 
@@ -47,7 +47,7 @@ def forward(source: socket.socket, sink: socket.socket) -> None:
                 return
         except BlockingIOError:
             return
-        except OSError:  # either has gone
+        except OSError:  # one of the sockets is gone
             pass
         loop.watch(source.fileno(), None, None)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Every call through this checkout beside the same call through another commit, in one run.
+"""Compares every call through this checkout with the same call through another commit, in one run.
 
     make bench-beside BASE=b3705ac                          three to six minutes
     make bench-beside BASE=b3705ac BENCH_ARGS="--quick"     a minute, rougher
@@ -6,16 +6,16 @@
 
 Both daemons run at the same time, on the same packages, each in front of a runtime of its own. A turn takes
 about a tenth of a second and makes one kind of call; in each round every kind has a turn at every target, in
-a shuffled order. After some rounds all processes are started again, because two processes of the same program
+a shuffled order. After some rounds all processes are restarted, because two processes of the same program
 differ by a percent or two for as long as they live.
 
-A ratio is the median over the rounds of this checkout by the base, both measured within a second or two, and
-turned so that more than 1 is worse: what else the machine does changes from minute to minute, and touches
-both. Its interval (95 %) comes from a bootstrap that draws starts, then rounds of a start. As long as
-an interval has the limit inside, its kind of call is measured again, up to ``--patience`` times as long. The
-exit status is 1 if the ratio of a call is over the limit (1.05) then, and 2 if it cannot be measured.
+A ratio is the median over the rounds of this checkout divided by the base, and turned so that more than 1 is
+worse. Both are measured within a second or two: other work of the machine changes from minute to minute, and
+then affects both. Its interval (95 %) comes from a bootstrap that draws starts, then rounds of a start. While
+an interval contains the limit, its kind of call is measured again, up to ``--patience`` times as long. The
+exit status is 1 if the ratio of a call is over the limit (1.05) after that, and 2 if it cannot be measured.
 
-``--noise`` measures the base a second time, as a third target: what that ratio differs from 1 is noise.
+``--noise`` measures the base a second time, as a third target: the difference of that ratio from 1 is noise.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ from table import number, render
 LIMIT = 1.05
 NOW, BASE, AGAIN = "now", "base", "base again"
 DRAWS = 2000
-TAKE = 64  # calls in flight where the rate is measured
+TAKE = 64  # calls in flight while the rate is measured
 BESIDE = 8  # calls in flight on the other connection of a busy daemon
 HEAD = ("", "base", "now", "ratio", "95 %", "limit")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of call, and how it is made.
+    """One kind of call, and how the call is made.
 
     Attributes:
         text: For the table.
         call: As in ``messages``.
         count: How many calls a turn has.
         conc: How many of them are in flight.
-        busy: Whether another connection has calls in flight all the while.
+        busy: Whether another connection has calls in flight all the time.
     """
 
     text: str
@@ -107,7 +107,8 @@ SHOWN = (
     ("idle", "memory, idle", "MB"),
     ("after", "memory, after the calls", "MB"),
 )
-"""What is shown beside the calls and has no limit here (``make bench`` has bars for them)."""
+"""Measures that are shown in addition to the calls and have no limit here (``make bench`` has bars for
+them)."""
 
 
 @dataclass(slots=True)
@@ -156,8 +157,8 @@ class Plan:
     Attributes:
         starts: How often all processes are started.
         rounds: Rounds after each start.
-        share: Of the counts.
-        patience: So many times ``starts`` at most where the limit is inside an interval.
+        share: The share of the counts that is made.
+        patience: The most times ``starts`` if the limit is inside an interval.
     """
 
     starts: int = 4
@@ -176,7 +177,7 @@ def progress(text: str) -> None:
 
 @contextlib.contextmanager
 def sources(base: str) -> Iterator[tuple[Path, str]]:
-    """Return a directory with the sources of a commit, or the named directory itself; and what to call it."""
+    """Return a directory with the sources of a commit, or the named directory itself; and its name."""
     if Path(base).is_dir():
         yield Path(base).resolve(), base
         return
@@ -202,7 +203,7 @@ def _others(target: str) -> None:
 
 @contextlib.contextmanager
 def busy(target: Path) -> Iterator[None]:
-    """Keep calls in flight on another connection meanwhile."""
+    """Keep calls in flight on another connection within the block."""
     process = multiprocessing.get_context("fork").Process(target=_others, args=(str(target),), daemon=True)
     process.start()
     try:
@@ -291,7 +292,7 @@ class Beside:
         return result
 
     def unsure(self, limit: float) -> list[Kind]:
-        """The kinds with an interval that has the limit inside."""
+        """The kinds with an interval that contains the limit."""
         found = []
         for kind in KINDS:
             intervals = [self.series[kind, measure].interval(self.dice) for measure in kind.measures]
@@ -300,7 +301,7 @@ class Beside:
         return found
 
     def run(self, limit: float) -> None:
-        """Measure everything, and what is not clear again."""
+        """Measure everything, and unclear kinds again."""
         for _ in range(self.plan.starts):
             self.start(KINDS)
         while self.started < self.plan.starts * self.plan.patience and (kinds := self.unsure(limit)):
@@ -313,7 +314,7 @@ def _answers(sock: Path) -> bool:
 
 
 def rows(run: Beside, limit: float, *, noise: bool) -> tuple[list[list[str]], list[str]]:
-    """Return the rows of the table, and messages about what is slower than the limit."""
+    """Return the rows of the table, and messages about calls that are slower than the limit."""
     lines: list[list[str]] = []
     slower: list[str] = []
 

@@ -1,12 +1,11 @@
 """Twenty thousand creates, updates and removals, with a runtime and a kernel that fail now and then.
 
-    make churn                                      as many; some minutes
-    .venv/bin/python bench/churn.py --calls 2000    fewer
+    make churn the full number; some minutes .venv/bin/python bench/churn.py --calls 2000 fewer
 
 Eight clients call the real daemon at the same time. The runtime (a stand-in) fails one call in twenty, and
-one kernel write in fifty is refused. All the time it is checked whether a running container is on the CPUs
+one kernel write in fifty is refused. All the time the run checks whether a running container is on the CPUs
 of a running owner; at the end, whether each container is on the CPUs where it belongs. The daemon's memory,
-its ledger and what all its objects hold are measured after a tenth of the calls and after all of them.
+its ledger and the sizes of its objects are measured after a tenth of the calls and after all of them.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ LIMITS = {
     "proxy.frontends.cri.messages._create_suffixes": 256,
     "proxy.relay.streams.Streams.dead": 1024,  # refused calls of a connection that is still open
 }
-"""What may grow while containers come and go, and how far."""
+"""The objects that may grow while containers come and go, and their limits."""
 SOME = 64
-"""All else that the daemon holds may differ by so much, as some calls are always on their way."""
+"""All other objects of the daemon may differ by this much, because some calls are always in flight."""
 COUNTED = ("CreateContainer", "UpdateContainerResources", "RemoveContainer")
 
 
@@ -71,7 +70,7 @@ class Churn:
 
 
 class Hand(threading.Thread):
-    """A client with pods of its own, one after the other."""
+    """A client with its own pods, one after the other."""
 
     def __init__(self, one: Node, number: int, share: int, churn: Churn) -> None:
         super().__init__()
@@ -131,7 +130,7 @@ def memory_mb(one: Node) -> float:
 
 
 def measure(calls: int = CALLS) -> Churn:
-    """Make so many calls."""
+    """Make this many calls."""
     churn, found = Churn(), Found()
     with tempfile.TemporaryDirectory(prefix="ch") as directory, node(Path(directory)) as one:
         dice, lock = random.Random(7), threading.Lock()
@@ -169,7 +168,7 @@ def measure(calls: int = CALLS) -> Churn:
 
 
 def kept(before: dict[str, int], after: dict[str, int]) -> list[str]:
-    """Name what the daemon keeps of containers that are gone."""
+    """Name the objects that the daemon keeps for containers that are gone."""
     return [
         f"{what} holds {count}, after a tenth of the calls {before.get(what, 0)}"
         for what, count in after.items()
@@ -178,7 +177,7 @@ def kept(before: dict[str, int], after: dict[str, int]) -> list[str]:
 
 
 def clear(one: Node) -> None:
-    """End the pods that are still there because their end was refused."""
+    """End the pods that still exist because their end was refused."""
     with CriClient(str(one.socket)) as client:
         for pod_id in list(one.runtime.pods):
             with contextlib.suppress(TopoproxyError):

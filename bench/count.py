@@ -1,7 +1,7 @@
-"""How much code there is: lines without blanks, comments and docstrings, modules, and imports in functions.
+"""Counts the code: lines without blanks, comments and docstrings, modules, and imports in functions.
 
 .venv/bin/python bench/count.py                 proxy/ of this checkout, by package
-.venv/bin/python bench/count.py b3705ac         beside a commit
+.venv/bin/python bench/count.py b3705ac compared with a commit
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def sources(commit: str) -> Iterator[tuple[str, str]]:
 
 
 def counts(commit: str) -> dict[str, Counter[str]]:
-    """Count by package; what is generated is left out."""
+    """Count by package; generated code is left out."""
     found: dict[str, Counter[str]] = {}
     for name, source in sources(commit):
         if "/pb/" in name or name.startswith("proxy/api/"):

@@ -1,16 +1,16 @@
-"""The daemon is killed (SIGKILL) at every step of a day, and at random moments of a busy one.
+"""Kills the daemon (SIGKILL) at every step of a day, and at random moments of a busy day.
 
     make crash                                    the steps, and 500 moments
     .venv/bin/python bench/crash.py --steps       every step once
     .venv/bin/python bench/crash.py --moments 50  as many random moments
-    .venv/bin/python bench/crash.py --jobs 1      one node after the other, not some at the same time
+    .venv/bin/python bench/crash.py --jobs 1 one node after the other, not several at the same time
 
-The runtime and the cgroup tree are imitated (``faulty_node``), the daemon is the real one. After each end
-of a daemon another one is started on what is left. What is counted: containers that run on CPUs of a running
-owner (checked all the time, also while no daemon runs), owners that the next daemon does not know, containers
-without CPUs, containers that are not where they belong some seconds later (astray), and how long it takes
-from the start of the process until calls are decided again. The time for which the first thread waits for a
-CPU is subtracted where the kernel reports it: other processes cause that wait, not the daemon.
+The runtime and the cgroup tree are imitated (``faulty_node``), the daemon is the real one. After each end of
+a daemon another one is started on the remaining state. Counted are: containers that run on CPUs of a running
+owner (checked all the time, even while no daemon runs), owners that the next daemon does not know, containers
+without CPUs, containers that are not where they belong some seconds later (astray), and the time from the
+start of the process until calls are decided again. The time for which the first thread waits for a CPU is
+subtracted if the kernel reports it: other processes cause that wait, not the daemon.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HANDS = 4
 MOVED_S = 30.0
 """How long the move of an owner may take, with the update of the runtime."""
 CALM = 10
-"""After so many moments the run waits until each container is where it belongs."""
+"""After this many moments the run waits until each container is where it belongs."""
 LS, LSE, WHOLE = KINDS[0], KINDS[3], KINDS[5]
 
 
@@ -106,7 +106,7 @@ def watched(one: Node, found: Found) -> Iterator[None]:
 
     def look() -> None:
         while not over.wait(0.004):
-            with contextlib.suppress(TopoproxyError):  # a group that goes while it is read
+            with contextlib.suppress(TopoproxyError):  # a group that disappears while it is read
                 found.overlaps.update(one.overlaps())
 
     thread = threading.Thread(target=look)
@@ -128,7 +128,7 @@ def again(one: Node, found: Found) -> None:
 
 
 def scenario(one: Node, client: CriClient, shared: str) -> None:
-    """A day with all that matters: owners come, with named CPUs and with chosen ones, one moves, one goes."""
+    """A day with all relevant events: owners with named and with chosen CPUs arrive, one moves, one ends."""
     pod = one.pod(client, LSE)
     named = one.create(client, pod, 0)
     client.start(named)
@@ -144,7 +144,7 @@ def scenario(one: Node, client: CriClient, shared: str) -> None:
 
 
 def move(one: Node, client: CriClient, container_id: str) -> None:
-    """Move an owner to other CPUs, and wait until it is there and the runtime has the new set."""
+    """Move an owner to other CPUs, and wait until it runs there and the runtime has the new set."""
     record = one.runtime.containers[container_id]
     before = one.cgroups.read(record.cgroup).cpus
     one.moved.add(container_id)
@@ -161,14 +161,14 @@ def move(one: Node, client: CriClient, container_id: str) -> None:
 
 
 def order(one: Node, **faults: object) -> None:
-    """Order the faults that the daemon meets from the next call on."""
+    """Set the faults that the daemon meets from the next call on."""
     new = one.directory / "orders.new"
     new.write_text(json.dumps(faults | {"number": next(one.numbers)}))
     new.replace(one.directory / "orders")
 
 
 def at_step(one: Node, found: Found, step: int) -> bool:
-    """Run a scenario up to a step; False where it has no such step."""
+    """Run a scenario up to a step; return False if it has no such step."""
     order(one, kill_at=step)
     shared = next(i for i, r in one.runtime.containers.items() if r.state == pb.CONTAINER_RUNNING)
     with CriClient(str(one.socket), timeout=10) as client:
@@ -192,7 +192,7 @@ def at_step(one: Node, found: Found, step: int) -> bool:
 
 
 def steps(every: int = 1, part: int = 0, parts: int = 1) -> tuple[Found, list[str]]:
-    """Kill the daemon at each step of the scenario, or at some; the next one lives the next day."""
+    """Kill the daemon at each step of the scenario, or at some; the next daemon runs the next day."""
     found = Found()
     with tempfile.TemporaryDirectory(prefix="cr") as directory, node(Path(directory)) as one:
         one.faults = {"orders": str(one.directory / "orders")}
@@ -220,7 +220,7 @@ def steps(every: int = 1, part: int = 0, parts: int = 1) -> tuple[Found, list[st
 
 
 def hand(one: Node, seed: int, over: threading.Event) -> None:
-    """A client that does one thing after the other with some pods, until the daemon is gone."""
+    """A client that makes one change after the other to some pods, until the daemon is gone."""
     dice = random.Random(seed)
     with CriClient(str(one.socket), timeout=10) as client:
         while not over.is_set():
@@ -229,11 +229,11 @@ def hand(one: Node, seed: int, over: threading.Event) -> None:
             except UnavailableError:
                 return
             except (TopoproxyError, KeyError):
-                continue  # refused, or another client's
+                continue  # the call was refused, or the pod is another client's
 
 
 def act(one: Node, client: CriClient, dice: random.Random, mine: int) -> None:
-    """Do one thing. Each hand has pods of its own, as kubelet has one worker for a pod."""
+    """Make one change. Each client has its own pods, as kubelet has one worker for each pod."""
     pods = [
         p for p in one.runtime.pods.values() if int(p.config.metadata.name.rpartition("-")[2]) % HANDS == mine
     ]
@@ -297,13 +297,13 @@ def progress(text: str) -> None:
 
 
 def steps_part(job: tuple[int, int, int]) -> tuple[Found, int]:
-    """Do one node's share of the steps."""
+    """Make one node's share of the steps."""
     found, names = steps(*job)
     return found, len(names)
 
 
 def moments_part(job: tuple[int, int]) -> Found:
-    """Do one node's share of the moments."""
+    """Make one node's share of the moments."""
     return moments(*job)
 
 
@@ -320,7 +320,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="nodes at the same time")
     chosen = parser.parse_args()
     jobs, rows, every, begun = max(1, chosen.jobs), [], list[Found](), time.monotonic()
-    # A fork of a process in which gRPC runs hangs; and no node is to feel another's threads.
+    # A fork of a process in which gRPC runs hangs; and threads of one node must not affect another node.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         if chosen.steps or chosen.moments is None:
             found, count = Found(), 0

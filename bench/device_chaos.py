@@ -4,7 +4,7 @@
     .venv/bin/python bench/device_chaos.py --calls 1000    fewer
 
 Eight clients create containers that request devices from the real daemon. Seven device plug-ins run as
-processes; one is correct, and each of the others misbehaves at random times in its own way. Half way the
+processes; one is correct, and each of the others misbehaves at random times in its own way. Halfway the
 daemon is killed and restarted. The devices of a container are read from the request that reached the runtime:
 no device may be in two containers at a time, none may be missing at the end, and no call may hang.
 """
@@ -43,9 +43,10 @@ from tests.testkit.device_plugin import PlayedPlugin, allocated, device
 
 CALLS, HANDS, TIMEOUT_S = 10_000, 8, 0.5
 DEVICES = 16
-"""Of each plug-in, on two NUMA nodes."""
+"""The devices of each plug-in, on two NUMA nodes."""
 HUNG_S = 10.0
-"""A create that takes longer hangs: its plug-in has half a second, and creates wait for each other."""
+"""A create that takes longer counts as hanging: its plug-in has half a second, and creates wait for each
+other."""
 SHARE = 0.03
 """How often a plug-in misbehaves in a call."""
 KINDS = ("honest", "hangs", "crashes", "lies", "floods", "flaps", "stops")
@@ -59,7 +60,7 @@ def resource_of(kind: str) -> str:
 
 
 def plugin(directory: Path, kind: str, seed: int) -> None:
-    """Be a device plug-in that misbehaves in one way, until the process is killed."""
+    """Run as a device plug-in that misbehaves in one way, until the process is killed."""
     dice = random.Random(seed)
     listed = [device(f"{kind}-{n}", n % 2) for n in range(DEVICES)]
     played = PlayedPlugin(directory, listed, resource_of(kind), f"{kind}.sock")
@@ -97,7 +98,7 @@ def plugin(directory: Path, kind: str, seed: int) -> None:
 
 
 def flood(played: PlayedPlugin, listed: list[Any], dice: random.Random) -> None:
-    """Send lists without end, in each of which some devices are unhealthy."""
+    """Send an endless sequence of lists; in each of them some devices are unhealthy."""
     while True:
         for _ in range(500):
             played.update(*(device(d.ID, n % 2, healthy=dice.random() > 0.2) for n, d in enumerate(listed)))
@@ -114,7 +115,7 @@ def flap(played: PlayedPlugin, dice: random.Random) -> None:
 
 
 class PluginProcesses:
-    """The processes of plug-ins: those that crash are started again, one is stopped now and then."""
+    """The processes of plug-ins: those that crash are restarted, and now and then one is stopped."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -135,7 +136,7 @@ class PluginProcesses:
             process.wait()
 
     def calm(self) -> None:
-        """Let no plug-in be stopped any more."""
+        """Stop no further plug-ins."""
         self._stop.set()
         self._keeper.join()
 
@@ -278,7 +279,7 @@ class DeviceHand(threading.Thread):
                 progress(f"{self.chaos.calls} creates")
 
     def check_devices(self, pod: Started, kind: str, count: int) -> None:
-        """Look up the devices of a container at the runtime, and whether another container has them."""
+        """Look up the devices of a container at the runtime, and check whether another container has them."""
         config = self.one.runtime.containers[pod.container_id].config
         files = [entry.host_path.removeprefix("/dev/") for entry in config.devices]
         with self.chaos.lock:
@@ -314,12 +315,12 @@ class DeviceHand(threading.Thread):
 
 @contextlib.contextmanager
 def prepared(base: Path) -> Iterator[tuple[Node, PodsApi, Path]]:
-    """Set a node up with a pods API and a directory for device plug-ins."""
+    """Set up a node with a pods API and a directory for device plug-ins."""
     directory = base / "plugins"
     with node(base) as one:
         file = base / "config.yaml"
         config = json.loads(file.read_text())
-        # The API is served by this process, where the clients and the played runtime take their turns too.
+        # This process serves the API, and runs the clients and the stand-in runtime too.
         config["kubelet"] |= {"podsApi": f"unix://{base}/pods.sock", "timeout": "5s"}
         config["devicePlugins"] = {
             "enabled": True,
@@ -335,13 +336,13 @@ def prepared(base: Path) -> Iterator[tuple[Node, PodsApi, Path]]:
 
 
 def registered(one: Node, *states: str) -> set[str]:
-    """Name the resources whose plug-ins are in one of these states; in any where none is named."""
+    """Name the resources whose plug-ins are in one of these states; in any state if none is named."""
     listed = ((one.status() or {}).get("devicePlugins") or {}).get("resources", [])
     return {row["resource"] for row in listed if not states or row["state"] in states}
 
 
 def measure(calls: int = CALLS, *, restart: bool = True) -> DeviceChaos:
-    """Create so many containers."""
+    """Create this many containers."""
     chaos = DeviceChaos()
     with tempfile.TemporaryDirectory(prefix="dc") as name, prepared(Path(name)) as (one, api, directory):
         one.start()
@@ -354,7 +355,7 @@ def measure(calls: int = CALLS, *, restart: bool = True) -> DeviceChaos:
                     hand.start()
                 if part:
                     time.sleep(0.5)
-                    one.start()  # kills the one before it, with calls on their way
+                    one.start()  # kills the former daemon, with calls in flight
                 for hand in hands:
                     hand.join()
             plugins.calm()

@@ -1,11 +1,11 @@
-"""What the decision about a container with devices costs: a command by itself
+"""Measures the decision about a container with devices: a command by itself
 
     .venv/bin/python bench/device_figures.py
 
 A machine of 8 NUMA nodes, with 64 devices that are near to one each, and half of them taken. A Guaranteed pod
 requests 8 CPUs and 4 devices under ``single-numa-node``: hints of both, their merge, the choice of devices
-and CPUs, and the state with them. For comparison a sharing container without devices is
-decided on the same node with and without devices. All times are CPU times.
+and CPUs, and the state with them. As a reference, a sharing container without devices is decided on the same
+node with and without devices. All times are CPU times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long a list of devices takes from a device plug-in to the state of the node: a command by itself
+"""Measures the time of a device list from a plug-in to the state of the node: a command by itself
 
     .venv/bin/python bench/device_list_figures.py
 
@@ -32,11 +32,11 @@ from tests.testkit.waiting import until
 
 DEVICES, ROUNDS, LIMIT_MS = 1000, 50, 20.0
 PAUSE_S = 0.15
-"""Between two lists; those that come within a tenth of a second replace each other."""
+"""The pause between two lists; lists that come within a tenth of a second replace each other."""
 
 
 def plugin(directory: Path) -> None:
-    """Be the plug-in: each list differs from the one before it in the health of one device."""
+    """Run as the plug-in: each list differs from the previous one in the health of one device."""
     listed = [device(f"device-{n:04}", n % 8) for n in range(DEVICES)]
     played = PlayedPlugin(directory, listed).start()
     played.register(directory / "kubelet.sock")

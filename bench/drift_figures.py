@@ -1,15 +1,15 @@
-"""How soon another program's write to a cpuset is put back: a command by itself, as root, a minute
+"""Measures how soon another program's write to a cpuset is repaired: a command by itself, as root, a minute
 
     .venv/bin/python bench/drift_figures.py
 
-A real containerd with real cgroups (the bed of the end-to-end tests), a real daemon with its defaults. Time
-is taken from when the writer has returned until the kernel holds what it should. Each container is written to
-once in each row: the daemon puts repeated writes back more slowly, on purpose.
+A real containerd with real cgroups (the bed of the end-to-end tests), a real daemon with its defaults. The
+time runs from the return of the writer until the kernel holds the right set. Each container is written to
+once in each row: the daemon repairs repeated writes more slowly, on purpose.
 
 - direct write: one write to ``cpuset.cpus``, by this process;
 - runc update: ``UpdateContainerResources`` at the runtime's own socket, past the daemon;
-- by the clock: a direct write where the kernel does not report writes. For this the daemon is started with
-  an inotify that refuses.
+- by the clock: a direct write if the kernel does not report writes. For this the daemon is started with an
+  inotify that refuses.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ sys.exit(main())
 
 @contextmanager
 def node(directory: Path, bed: Bed, program: Path) -> Iterator[tuple[daemon.Node, list[str]]]:
-    """Start a daemon with its defaults, with an owner and sharers; gives the sharers."""
+    """Start a daemon with its defaults, an owner and sharers; gives the sharers."""
     daemon.PROGRAM = program
     there = daemon.Daemon(directory, bed, {"reconcilePeriod": "10s"})
     there.start()
@@ -100,7 +100,7 @@ def file_of(container: str) -> Path:
 
 
 def once(file: Path, write: Callable[[], None], pause: float = 0) -> float:
-    """Write after a pause, and give the seconds until what was there is there again."""
+    """Write after a pause, and return the seconds until the former content is back."""
     right = file.read_text()
     time.sleep(pause)
     write()

@@ -1,8 +1,8 @@
 """A node to break: the stand-in runtime, a directory with the kernel's cpuset rules, the daemon as a process.
 
-What is promised is looked up where it counts, in the cgroup files and at the runtime, not at the daemon:
-``overlaps`` holds at any moment, also while no daemon runs; ``unsettled`` must become nothing once a daemon
-is there and the calls are over.
+The promises are checked in the cgroup files and at the runtime, not at the daemon. ``overlaps`` must be empty
+at any moment, even while no daemon runs; ``unsettled`` must become empty when a daemon runs and the calls are
+over.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ KINDS = (
 
 
 def owns(record: ContainerRecord) -> bool:
-    """Return whether a container was promised CPUs of its own."""
+    """Return whether a container was promised exclusive CPUs."""
     return record.config.annotations.get("owns") == "yes"
 
 
@@ -67,7 +67,7 @@ class Node:
     faults: dict[str, object] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     path: str = ""
-    """Where the program is imported from; the working tree by default."""
+    """The directory from which the program is imported; the working tree by default."""
 
     def __post_init__(self) -> None:
         machine = self.directory / "machine"
@@ -98,10 +98,10 @@ class Node:
     # -- the daemon ---------------------------------------------------------------------------------------
 
     def start(self, **faults: object) -> float:
-        """Start a daemon, with faults if any are named, here or for all of them (``faults``).
+        """Start a daemon, with faults if any are named here or for all daemons (``faults``).
 
         Returns:
-            Seconds until it has reconciled with the runtime and answered a call, without those in which its
+            Seconds until it has reconciled with the runtime and answered a call, minus those in which its
             first thread was runnable but had no CPU.
         """
         self.kill()
@@ -251,7 +251,7 @@ class Node:
                 r
                 for r in self._records()
                 if r.state == pb.CONTAINER_RUNNING or (r.state == pb.CONTAINER_CREATED and r.pod_id in ready)
-            ]  # a container created in a sandbox that has ended will never start
+            ]  # a container in a sandbox that has ended will never start
             sets = {r.id: self._on(r) for r in live if r.state == pb.CONTAINER_RUNNING}
         own = {r.id: CpuSet.parse(r.resources.cpuset_cpus) for r in live if owns(r)}
         for record in live:
@@ -266,7 +266,7 @@ class Node:
             for r in live
             if r.id in own
             and str(own[r.id]) not in held
-            # While it is moved, it has both sets.
+            # While a container is moved, it has both sets.
             and not (r.id in self.moved and any(own[r.id] <= cpus for cpus in known))
         ]
         if len(held) != len({str(cpus) for cpus in own.values()}):
@@ -303,7 +303,7 @@ class Node:
 
 @contextlib.contextmanager
 def node(directory: Path, version: int = 1) -> Iterator[Node]:
-    """Set a node up in an empty directory with a short path."""
+    """Set up a node in an empty directory with a short path."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     one = Node(directory, version)
     with one.runtime.start():

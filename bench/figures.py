@@ -1,4 +1,4 @@
-"""Samples by measure and target, and what is made of them: medians over rounds, differences, ratios."""
+"""Samples by measure and target, and their evaluation: medians over rounds, differences, ratios."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 
 
 class Figures:
-    """What was measured, one list of samples for each (measure, target)."""
+    """The measurements: one list of samples for each (measure, target)."""
 
     def __init__(self) -> None:
         self.samples: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -23,7 +23,7 @@ class Figures:
         return int(sum(self.samples[measure][target]))
 
     def added(self, measure: str, target: str, direct: str) -> float | None:
-        """Median of the target less median of the direct connection, over the same rounds."""
+        """Median of the target minus median of the direct connection, over the same rounds."""
         through, straight = self.median(measure, target), self.median(measure, direct)
         return None if through is None or straight is None else through - straight
 

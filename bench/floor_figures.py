@@ -1,12 +1,12 @@
-"""What a relay in Python costs at least, beside Go and topoproxy: the floor of the bars of ``make bench-go``.
+"""The least cost of a relay in Python, compared with Go and topoproxy: the floor of ``make bench-go``'s bars.
 
     make bench-floor                             two minutes; needs go and the sources of the Go proxy
     make bench-floor BENCH_ARGS="--rounds 3"     half a minute, rougher
 
 The kit's fake runtime, its transparent proxy in Go (``mitm -mode raw``), ``bare_forwarder.py`` and topoproxy
 run side by side; one call after the other, all targets in each round, in shuffled order. "added" is the
-median over the rounds of a target's p50 less that of the direct connection in the same round. What the bare
-forwarder adds is system calls and switches between processes: a proxy in Python adds no less.
+median over the rounds of a target's p50 minus that of the direct connection in the same round. The bare
+forwarder adds only system calls and switches between processes: no proxy in Python can add less.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The part of HTTP/2 and HPACK that the load generator and the backend need, small and quick.
 
-It is written apart from ``proxy.relay`` on purpose: what measures must not share a defect with what is
-measured. Both sides obey and enforce flow control (RFC 9113, 5.2 and 6.9); header tables are followed, never
+It does not use ``proxy.relay`` on purpose: the measuring program must not share a defect with the measured
+one. Both sides obey and enforce flow control (RFC 9113, 5.2 and 6.9); header tables are followed, never
 guessed (RFC 7541).
 """
 
@@ -52,7 +52,8 @@ def message(body: bytes) -> bytes:
 
 
 def one_message(body: bytes) -> bytes:
-    """The body of the one gRPC message that a unary call carries; raises PeerError where it is not one."""
+    """The body of the one gRPC message that a unary call carries; raises PeerError if there is not exactly
+    one."""
     if len(body) < 5 or struct.unpack_from(">BI", body) != (0, len(body) - 5):
         raise PeerError("a body that is not one message")
     return body[5:]
@@ -71,7 +72,7 @@ def unpadded(flags: int, payload: memoryview | bytes, kind: int) -> memoryview |
 
 
 class Outbox:
-    """What waits to be sent on one connection; bodies leave as far as the peer's windows allow."""
+    """The data that waits to be sent on one connection; bodies are sent as the peer's windows allow."""
 
     def __init__(self) -> None:
         self.out: list[bytes | memoryview] = []
@@ -86,14 +87,14 @@ class Outbox:
         self.streams[stream] = self.initial
 
     def close(self, stream: int) -> None:
-        """Forget a stream and what waits on it."""
+        """Forget a stream and its waiting data."""
         self.streams.pop(stream, None)
         self.waiting.pop(stream, None)
 
     def send(self, stream: int, head: bytes, body: bytes, tail: bytes = b"") -> None:
         """Queue header frames, a body and trailer frames; without a tail the body ends the stream.
 
-        That is the last thing sent on the stream, so its window is forgotten then.
+        This is the last data of the stream, so its window is forgotten after it.
         """
         size = len(body)
         if (
@@ -112,7 +113,7 @@ class Outbox:
         self.flush()
 
     def flush(self) -> None:
-        """Move what the windows allow from the waiting bodies to the output."""
+        """Move as much of the waiting bodies to the output as the windows allow."""
         for stream in list(self.waiting):
             body, tail = self.waiting[stream]
             while body and (size := min(len(body), self.max_frame, self.window, self.streams[stream])) > 0:
@@ -157,14 +158,14 @@ class Outbox:
         self.flush()
 
     def take(self) -> bytes:
-        """Everything that may leave now."""
+        """All data that may be sent now."""
         data = b"".join(self.out)
         self.out.clear()
         return data
 
 
 class Inflow:
-    """The windows that this side grants: enforced, and given back when half is used."""
+    """The windows that this side grants: they are enforced, and renewed when half is used."""
 
     def __init__(self, outbox: Outbox, stream_window: int, connection_window: int) -> None:
         self.outbox = outbox
@@ -194,7 +195,7 @@ class Inflow:
             self.due.add(stream)
 
     def grant(self) -> None:
-        """Give windows back; called before queued frames leave: the peer cannot use a window before that."""
+        """Renew windows; called before queued frames are sent: the peer cannot use a window earlier."""
         if self.connection_used * 2 >= self.connection_limit:
             self.outbox.out.append(window_frame(0, self.connection_used))
             self.connection_used = 0
@@ -222,7 +223,7 @@ def _prefixed(first: int, bits: int, value: int) -> bytes:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header that leaves the peer's table as it is, name in full."""
+    """A header with its full name that does not change the peer's table."""
     return b"\x00" + _prefixed(0, 7, len(name)) + name + _prefixed(0, 7, len(value)) + value
 
 
@@ -283,7 +284,7 @@ class PathReader:
         self.limit = 4096
 
     def path(self, block: bytes) -> bytes:
-        """Decode one header block; raises PeerError where it names no path."""
+        """Decode one header block; raises PeerError if it names no path."""
         found, pos, end = b"", 0, len(block)
         try:
             while pos < end:
@@ -360,7 +361,7 @@ class AnswerReader:
         decoded = {bytes(name): bytes(value) for name, value in self.decoder.decode(block, raw=True)}
         entries = self.decoder.header_table.dynamic_entries
         if (entries[0] if entries else None) is not before:
-            self.seen.clear()  # other indices from here on: the same bytes would mean something else
+            self.seen.clear()  # the indices change here: the same bytes would mean something else
         else:
             self.seen[block] = decoded
         return decoded

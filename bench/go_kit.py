@@ -1,6 +1,6 @@
-"""The figures that topoproxy promises, measured with the Go kit beside the kit's own Go proxy.
+"""The figures that topoproxy promises, measured with the Go kit and compared with the kit's own Go proxy.
 
-    python bench/go_kit.py ../shared/bench         needs go; --binary FILE takes a kit that is built already
+    python bench/go_kit.py ../shared/bench needs go; --binary FILE takes a kit that is already built
 
 The kit is built outside of this tree, once for each state of its sources. Then the kit's fake runtime, its
 transparent proxy (``mitm -mode raw``) and topoproxy run side by side; in each round the order of the targets
@@ -54,7 +54,7 @@ def progress(text: str) -> None:
 
 
 def build(kit: Path, target: str = "bench-go") -> Path | None:
-    """Build the kit in the user's cache; None, with the reason printed, where that is not possible."""
+    """Build the kit in the user's cache; if that is not possible, print the reason and return None."""
     sources = sorted(kit.glob("*.go"))
     if not sources:
         progress(f"{target} skipped: no Go sources in {kit}; name the kit's directory")
@@ -98,7 +98,7 @@ class Kit:
     binary: Path
 
     def run(self, *args: str, seconds: float = 120) -> str:
-        """Run a command to its end and give what it printed."""
+        """Run a command to its end and return its output."""
         done = subprocess.run(
             [str(self.binary), *args], capture_output=True, text=True, timeout=seconds, check=False
         )
@@ -176,7 +176,7 @@ class Bench:
             self._large(paths, cpus)
 
     def _written(self, paths: dict[str, Path]) -> dict[str, str]:
-        """The CPUs that each target writes: every later create must show them to the runtime."""
+        """The CPUs that each target writes: every later create must carry them to the runtime."""
         cpus = {DIRECT: "|120|"}
         for name in self.names[1:]:
             shown = run_load(str(paths[name]), "Create", conc=1, n=1, dur=5, warm=0)
@@ -252,7 +252,8 @@ class Bench:
         self.verdicts.setdefault(process.name, []).extend(different)
 
     def outages(self, count: int) -> None:
-        """The runtime is killed and comes back: the kit's ``recover`` beside, then a new connection."""
+        """The runtime is killed and comes back: the kit's ``recover`` at the same time, then a new
+        connection."""
         for turn in range(1, count + 1):
             for target in self.targets:
                 progress(f"outage {turn} of {count}: {target.name}")
@@ -306,7 +307,8 @@ def _plain_lines(text: str) -> dict[str, str]:
 
 
 def differences(straight: str, through: str) -> list[str]:
-    """Where ``checks`` through a proxy says something else than directly, apart from times and cpusets."""
+    """The differences of ``checks`` through a proxy from ``checks`` directly, apart from times and
+    cpusets."""
     one, other = _plain_lines(straight), _plain_lines(through)
     names = dict.fromkeys((*one, *other))
     return [

@@ -1,15 +1,15 @@
-"""How often a create waits for a start in flight, and what a start that hangs leaves open: by itself, minutes
+"""How often a create waits for a start in flight, and what a hanging start leaves open: by itself, minutes
 
     .venv/bin/python bench/hanging_start_figures.py
     .venv/bin/python bench/hanging_start_figures.py --seconds 60 --sharers 32
 
 The first table has the real daemon before the stand-in runtime. Clients create, start and remove containers
-that share CPUs without a pause, and others create owners of CPUs, which stay until there are some. So each
-owner meets starts in flight that carry its CPUs. A start takes a time of a log-normal distribution; for the
-first third of it the runtime has not made the container's group yet. In the second row one start in fifty
-hangs for 20 s, with a group. What is counted are creates of owners: how many there were, how many waited for
-a call in flight, how long they took, how many continued beside a start that was still in flight, and how many
-were refused.
+that share CPUs without a pause, and others create owners of CPUs, which stay until there are several. So each
+owner meets starts in flight that carry its CPUs. The duration of a start has a log-normal distribution;
+during its first third the runtime has not yet made the container's group. In the second row one start in
+fifty hangs for 20 s, with a group. Creates of owners are counted: how many there were, how many waited for a
+call in flight, how long they took, how many continued although a start was still in flight, and how many were
+refused.
 
 The second table has a real containerd with real cgroups (the bed of the end-to-end tests; root, /dev/fuse). A
 start hangs in a mount while an owner is created; then the mount answers, runc writes the container's cpuset
@@ -54,12 +54,12 @@ WINDOW = ("a hanging start continues (containerd, cgroup v1)", "median", "worst"
 
 @dataclass
 class Load:
-    """What clients of one run have seen.
+    """The observations of the clients of one run.
 
     Attributes:
         seconds: How long each create of an owner took.
-        refused: What creates of owners were refused with.
-        counters: What the daemon has counted.
+        refused: The errors with which creates of owners were refused.
+        counters: The daemon's counters.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Load:
 
 
 class Starts:
-    """Makes starts of sharers take their time at the runtime."""
+    """Delays the starts of sharers at the runtime."""
 
     def __init__(self, one: Node, hangs: float) -> None:
         self._one, self._hangs = one, hangs
@@ -145,7 +145,7 @@ class Client(threading.Thread):
 
 
 def measure(seconds: float, sharers: int, hangs: float) -> Load:
-    """Make creates of owners beside starts of sharers."""
+    """Make creates of owners and starts of sharers at the same time."""
     load = Load()
     with tempfile.TemporaryDirectory(prefix="st") as directory, node(Path(directory)) as one:
         starts = Starts(one, hangs)
@@ -191,7 +191,7 @@ def real_node(directory: Path) -> Iterator[tuple[object, object]]:
 
 
 def once(found: object, stalling: object) -> tuple[float, float]:
-    """Let one start hang; gives how long its group was open, and what was left until its program."""
+    """Let one start hang; return how long its group was open, and the time from then until its program."""
     import daemon
     from cri import cgroup_of, online
     from private_runtime import wait_for
@@ -234,7 +234,7 @@ def once(found: object, stalling: object) -> tuple[float, float]:
 
 
 def windows() -> list[list[str]]:
-    """Measure on a real containerd; empty where none can be had."""
+    """Measure on a real containerd; empty if there is none."""
     from private_runtime import skip_reason
 
     reason = skip_reason() or ("" if Path("/dev/fuse").exists() else "no /dev/fuse")

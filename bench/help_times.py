@@ -1,8 +1,8 @@
-"""How long ``--help`` of each command takes: the best of some runs of a new process, in milliseconds.
+"""Measures ``--help`` of each command: the best of some runs of a new process, in milliseconds.
 
     make help-times
 
-Ends with 1 where one takes longer than the bound. Not a test: a busy machine would fail it.
+Ends with 1 if a command takes longer than the limit. Not a test: a busy machine would fail it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def commands(command: click.Command, names: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def best_ms(names: tuple[str, ...], runs: int) -> float:
-    """Return the shortest of some runs."""
+    """Return the shortest time of some runs."""
     times = []
     for _ in range(runs):
         begin = time.perf_counter()

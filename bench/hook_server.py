@@ -34,7 +34,7 @@ def answer(
 
 
 def bad(request: pb.ContainerResourceHookRequest, context: grpc.ServicerContext) -> bytes:
-    """Answer mostly; sometimes hang, fail, return garbage, too much data, or CPUs of other containers."""
+    """Usually answer; sometimes hang, fail, return garbage, too much data, or CPUs of other containers."""
     how = random.choice(("hang", "refuse", "garbage", "flood", "steal") if random.random() < 0.1 else ("",))
     response = answer(request, context)
     if how == "hang":

@@ -34,9 +34,10 @@ from proxy.demo.client import CriClient
 
 CALLS, HANDS, TIMEOUT_S = 10_000, 8, 0.1
 CALLS_OF_A_COUNT = 1.7
-"""Creates, updates and removals are counted as they are made; sandboxes, starts and ends come on top."""
+"""The number counts creates, updates and removals; sandboxes, starts and ends are made in addition."""
 HUNG_S = 10.0
-"""A call that takes longer hangs: its hooks may take a second together, and creates wait for each other."""
+"""A call that takes longer counts as hanging: its hooks may take a second together, and creates wait for each
+other."""
 
 HEAD_OF_ALL = """
 import random, threading, time
@@ -232,7 +233,7 @@ def write_hooks(one: Node, share: float) -> None:
 
 @contextlib.contextmanager
 def bad_server(one: Node) -> Iterator[list[int]]:
-    """Run a hook server that misbehaves, and kill it now and then; counts how often."""
+    """Run a hook server that misbehaves, and kill it now and then; gives the number of kills."""
     over, kills = threading.Event(), [0]
     argv = [
         sys.executable,
@@ -260,7 +261,7 @@ def bad_server(one: Node) -> Iterator[list[int]]:
 
 
 class TimedClient(CriClient):
-    """A client that takes the time of its calls."""
+    """A client that measures the time of its calls."""
 
     def __init__(self, path: str, calls: Calls) -> None:
         super().__init__(path)
@@ -275,7 +276,7 @@ class TimedClient(CriClient):
 
 
 class TimedHand(Hand):
-    """A client with pods of its own; its calls are timed."""
+    """A client with its own pods, whose calls are timed."""
 
     def __init__(self, one: Node, number: int, share: int, churn: Churn, calls: Calls) -> None:
         super().__init__(one, number, share, churn)
@@ -310,7 +311,7 @@ class Chaos:
 
 
 def measure(calls: int = CALLS, share: float = 0.05) -> Chaos:
-    """Make so many calls with hooks that misbehave in this share of their calls."""
+    """Make this many calls with hooks that misbehave in this share of their calls."""
     chaos = Chaos(Calls(), Churn(), Found())
     with tempfile.TemporaryDirectory(prefix="hc") as directory, node(Path(directory)) as one:
         write_hooks(one, share)

@@ -1,14 +1,15 @@
-"""What hooks add to a CreateContainer: a command by itself
+"""Measures the time that hooks add to a CreateContainer: a command by itself
 
     .venv/bin/python bench/hooks_figures.py            two minutes
     .venv/bin/python bench/hooks_figures.py --quick    half a minute, rougher
 
 One daemon for each row, all at once, the same 5.5 kB request at each in turn, in shuffled order, several
-rounds; "added" is the median of a round's p50 less that of the daemon without hooks in the same round. The
-second row is one more daemon without hooks, and shows what is noise; the third has a hook, of other calls.
+rounds; "added" is the median of a round's p50 minus that of the daemon without hooks in the same round. The
+second row is another daemon without hooks, and shows the noise; the third has a hook for other calls.
 
-The runtime lists the sandbox of the request, as each does that kubelet calls. Before a create in a sandbox
-that is neither known nor listed, the daemon requests the runtime's lists, and that would be measured instead.
+The runtime lists the sandbox of the request, as each runtime that kubelet calls does. Before a create in a
+sandbox that is neither known nor listed, the daemon would request the runtime's lists, and the run would
+measure that request instead.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ ROWS: dict[str, tuple[dict[str, str], float | None]] = {
     "ten of these": ({f"{n}-pure.py": PURE.format(n) for n in range(10, 20)}, 300),
     "one hook server (Python)": ({"server.json": ""}, 1000),
 }
-"""Name of a row: what lies in the daemon's directories, and the bar in microseconds."""
+"""By name of a row: the files in the daemon's directories, and the bar in microseconds."""
 HEAD = ("CreateContainer 5.5 kB, one after the other", "p50", "added", "times", "bar")
 
 
 def _argv(files: dict[str, str], directory: Path, sock: Path, runtime: Path) -> list[str]:
-    """Write a daemon's hooks and configuration; gives how it is started."""
+    """Write a daemon's hooks and configuration; gives the command line that starts it."""
     argv = TOPOPROXY.argv(directory, sock, runtime)
     hooks, servers = directory / "hooks.d", directory / "hookserver.d"
     hooks.mkdir(mode=0o755, exist_ok=True)
@@ -81,13 +82,14 @@ def _argv(files: dict[str, str], directory: Path, sock: Path, runtime: Path) -> 
         "vendorDirectory": str(directory / "none"),
         "serverDirectory": str(servers),
     }
-    section["failurePolicy"] = "Fail"  # a hook that does not answer shows
+    section["failurePolicy"] = "Fail"  # a hook that does not answer must be noticed
     config.write_text(config.read_text() + f"hooks: {json.dumps(section)}\n")
     return argv
 
 
 def _started(name: str, directory: Path, runtime: Path, untouched: int) -> tuple[Process, int]:
-    """Start a daemon, wait until its hooks change creates; gives it and the bytes that the runtime gets."""
+    """Start a daemon, and wait until its hooks change creates; gives the daemon and the bytes that the
+    runtime gets."""
     files, seen = ROWS[name][0], [0]
     target = Target(name, lambda own, sock, to: _argv(files, own, sock, to))
     process = target.start(directory, runtime)

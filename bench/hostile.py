@@ -1,8 +1,8 @@
-"""Pods of an author that wants to hurt the node or other tenants: what their labels and annotations say.
+"""Pods of an author that wants to hurt the node or other tenants: their labels and annotations.
 
-Every pod here asks for a tenth of a CPU or for nothing, in a namespace that is not trusted with anything. So
-no CPU is due to it, whatever it writes, and a node is as it would be without these pods. Texts are as large
-as the API server allows (256 KiB for all annotations of an object).
+Every pod here requests a tenth of a CPU or nothing, in a namespace that is not trusted. So it must get no
+exclusive CPU, whatever its author writes, and the node must be as it would be without these pods. Texts are
+as large as the API server allows (256 KiB for all annotations of an object).
 
 Used by ``tests/security``, ``hostile_calls.py``, ``hostile_day.py`` and ``hostile_start.py``.
 """
@@ -25,7 +25,7 @@ KEYS = (STATUS, SPEC, NUMA_SPEC, VOLCANO_POLICY, VOLCANO_DECISION)
 NAMESPACE = "tenant-evil"
 CLASSES = ("", "LSE", "LSR", "LS", "BE", "SYSTEM", "LSX")
 PARENTS = ("", "burstable", "besteffort")
-"""What kubelet puts between ``/kubepods`` and the pod for each Kubernetes class; Guaranteed is empty."""
+"""The path between ``/kubepods`` and the pod for each Kubernetes QoS class; empty for Guaranteed."""
 BROKEN = "QQbrokenQQ"
 """Stands for bytes that are not UTF-8 until a message has been serialized."""
 NOT_UTF8 = b"\xff\xfe\xc3\x28\xed\xa0\x80\x80\xf8\x88"
@@ -39,8 +39,8 @@ class HostilePod:
     """One pod.
 
     Attributes:
-        kind: Which attack, a name of ``ATTACKS``.
-        labels, annotations: What its author wrote.
+        kind: The attack, a name in ``ATTACKS``.
+        labels, annotations: As its author wrote them.
         parent: One of ``PARENTS``.
         resources: Fields of LinuxContainerResources.
     """
@@ -59,14 +59,14 @@ class HostilePod:
 
 @dataclass(frozen=True, slots=True)
 class HonestPod:
-    """A pod that asks for what it is due.
+    """A pod that requests only CPUs that it may have.
 
     Attributes:
         name, namespace: Of the pod.
         label: Its QoS class of Koordinator.
         parent: One of ``PARENTS``.
-        cpus: What the scheduler's annotation names.
-        whole: How many whole CPUs it asks for.
+        cpus: The CPUs that the scheduler's annotation names.
+        whole: How many whole CPUs it requests.
     """
 
     name: str
@@ -96,7 +96,7 @@ class HonestPod:
 
 
 def on_the_wire(message: bytes) -> bytes:
-    """Put the bytes that are not UTF-8 where a message has their stand-in."""
+    """Replace the stand-in in a message by the bytes that are not UTF-8."""
     return message.replace(BROKEN.encode(), NOT_UTF8)
 
 
@@ -242,7 +242,7 @@ ATTACKS: Mapping[str, Callable[[random.Random, int], dict[str, str]]] = {
     "broken": _broken,
     "nothing": _nothing,
 }
-"""By name: what makes the annotations, from dice and the number of the machine's CPUs."""
+"""By name: a function that makes the annotations, from dice and the number of the machine's CPUs."""
 
 
 def attack(kind: str, dice: random.Random, cpus: int) -> HostilePod:
@@ -261,11 +261,11 @@ def attack(kind: str, dice: random.Random, cpus: int) -> HostilePod:
 def attacks(
     count: int, seed: int, cpus: int, room: int = 10 << 20, skip: Sequence[str] = ()
 ) -> list[HostilePod]:
-    """Make so many pods, of all kinds in turn.
+    """Make this many pods, of all kinds in turn.
 
     Args:
-        count: How many.
-        seed: Of the dice.
+        count: The number of pods.
+        seed: The seed of the dice.
         cpus: CPUs of the machine.
         room: Bytes of all annotations together. A runtime's list of sandboxes carries them, and gRPC takes no
             more than 16 MiB.

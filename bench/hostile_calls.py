@@ -1,12 +1,12 @@
-"""How long each kind of attack holds the event loop: a section of ``make hostile-day``, or by itself
+"""Measures how long each attack blocks the event loop: a section of ``make hostile-day``, or by itself
 
     .venv/bin/python bench/hostile_calls.py            half a minute
     .venv/bin/python bench/hostile_calls.py --pods 20  more pods of each kind
 
 The honest day of ``tests/security`` is played on a node in memory, with pods of one kind between its steps
-and a restart in the middle. Shown is the most CPU time that the loop's thread needed for one callback, the
-least of three plays (a collection of garbage is not the attack's doing), and the longest message about any
-pod.
+and a restart in the middle. The table shows the most CPU time that the loop's thread needed for one callback,
+as the least of three plays (a garbage collection is not the attack's fault), and the longest message about
+any pod.
 """
 
 from __future__ import annotations

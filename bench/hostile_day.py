@@ -1,13 +1,13 @@
-"""A tenant's worst day on a real containerd: hostile pods beside honest ones, and the daemon killed.
+"""A tenant's worst day on a real containerd: hostile pods next to honest ones, and a kill of the daemon.
 
-    make hostile-day                                             200 hostile pods beside 50; as root on Debian
-    .venv/bin/python bench/hostile_day.py --hostile 40 --honest 12
-    .venv/bin/python bench/hostile_day.py --of b3705ac           the daemon of another commit
-    .venv/bin/python bench/hostile_day.py --kinds greedy,sparse  attacks by name (``hostile.ATTACKS``)
+    make hostile-day 200 hostile pods and 50 honest ones; as root on Debian .venv/bin/python
+    bench/hostile_day.py --hostile 40 --honest 12 .venv/bin/python bench/hostile_day.py --of b3705ac the
+    daemon of another commit .venv/bin/python bench/hostile_day.py --kinds greedy,sparse attacks by name
+    (``hostile.ATTACKS``)
 
 The same honest day is played twice, the second time with hostile pods between all its steps. Sandboxes run,
 and containers are created but not started, in a private containerd; the daemon is given a machine of 64
-CPUs, so that there is something to own. Half way it is killed (SIGKILL) and started again. What counts:
+CPUs, so that there is something to own. Halfway the daemon is killed (SIGKILL) and restarted. The results:
 
 * placements: the CPUs in the OCI spec of each honest container, and its facts in ``topoproxy status``,
   are the same on both days, and no hostile pod owns a CPU;
@@ -64,7 +64,7 @@ CALL_S = 30.0
 def honest_pods(count: int) -> list[HonestPod]:
     """Make owners and sharers, mixed.
 
-    Owners with named CPUs come first: CPUs that are chosen may be any that are free then.
+    Owners with named CPUs come first: chosen CPUs may be any that are still free.
     """
     found: list[HonestPod] = []
     top = SIBLING - 1
@@ -84,7 +84,7 @@ def honest_pods(count: int) -> list[HonestPod]:
 
 
 class Pings:
-    """Takes systemd's place: listens to signs of life, and remembers when they came."""
+    """Takes systemd's place: listens to signs of life, and records their times."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,7 +110,7 @@ class Pings:
             self.count += is_alive
 
     def over(self) -> None:
-        """The process ends: from its last sign of life until now is a gap, too."""
+        """Called when the process ends: the time since its last sign of life is a gap too."""
         self._note(time.monotonic(), is_alive=False)
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Daemon:
         self.config.chmod(0o600)
 
     def start(self) -> float:
-        """Start it; returns the seconds until it has reconciled and answered a call."""
+        """Start the daemon; returns the seconds until it has reconciled and answered a call."""
         variables = {
             "PYTHONPATH": str(self.root),
             "NOTIFY_SOCKET": str(self.pings.path),
@@ -189,13 +189,13 @@ class Daemon:
         return False
 
     def page(self) -> dict[str, Any]:
-        """Return what ``topoproxy status`` shows."""
+        """Return the page of ``topoproxy status``."""
         answer = query_admin(self.admin, "/status", timeout=CALL_S)
         assert isinstance(answer, dict)
         return answer
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """End the daemon as a crash does."""
         if self.popen is not None:
             self.popen.kill()
             self.popen.wait()
@@ -228,7 +228,7 @@ class Day:
         gap_s: The longest gap between two pings.
         calls_ms: How long the honest pods' calls took.
         refused: How many hostile pods were refused.
-        memory_mb, log_kb, ledger_kb: What the daemon took.
+        memory_mb, log_kb, ledger_kb: The daemon's memory, log and ledger.
         longest: Characters of the longest message of a refusal, of the log and of ``topoproxy status``.
     """
 
@@ -245,7 +245,7 @@ class Day:
 
 
 class _Raw:
-    """A message that is bytes already."""
+    """A message that is already serialized."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
@@ -264,7 +264,7 @@ class Play:
         self.containers: dict[str, str] = {}
 
     def _pod(self, pod: HonestPod | HostilePod, name: str, namespace: str, client: Cri) -> str:
-        """Run a sandbox and create a container; gives its id, or raises what a call raised."""
+        """Run a sandbox and create a container; gives its id, or raises the error of a call."""
         uid = f"{self.tag}-{name}"
         config = client.pod_config(
             name,
@@ -285,7 +285,7 @@ class Play:
         return str(made.container_id)
 
     def good(self, pod: HonestPod, client: Cri) -> None:
-        """An honest pod comes."""
+        """Create an honest pod."""
         begun = time.monotonic()
         try:
             made = self._pod(pod, pod.name, pod.namespace, client)
@@ -295,7 +295,7 @@ class Play:
         self.day.calls_ms.append((time.monotonic() - begun) * 1000)
 
     def bad(self, pod: HostilePod, name: str, client: Cri) -> None:
-        """A hostile pod comes."""
+        """Create a hostile pod."""
         try:
             self._pod(pod, name, NAMESPACE, client)
         except RpcError as error:
@@ -303,7 +303,7 @@ class Play:
             self.day.longest = max(self.day.longest, len(str(error.details())))
 
     def look(self) -> None:
-        """Gather what is known at the end."""
+        """Gather the results at the end."""
         page = self.daemon.page()
         rows = {row["id"]: row for row in page["containers"]}
         with self.bed.client() as client:
@@ -323,7 +323,7 @@ class Play:
         self.day.ledger_kb = ledger.stat().st_size / 1000 if ledger.exists() else 0.0
 
     def clear(self) -> None:
-        """Remove this day's pods; their list cannot be read where a name in it is not UTF-8."""
+        """Remove this day's pods; their list cannot be read if a name in it is not UTF-8."""
         with self.bed.client() as client:
             for pod in self.pods:
                 with contextlib.suppress(RpcError):
@@ -339,10 +339,10 @@ def _texts(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
 def play(
     bed: Bed, directory: Path, honest: Sequence[HonestPod], hostile: Sequence[HostilePod], root: Path = ROOT
 ) -> Day:
-    """Play the day: hostile pods are spread over the steps of the honest one; it is killed half way.
+    """Play the day: hostile pods are spread over the steps of the honest day; the daemon is killed halfway.
 
     Raises:
-        BenchError: The daemon does not get ready, or ends by itself.
+        BenchError: The daemon does not become ready, or ends by itself.
     """
     daemon = Daemon(directory, bed.socket, root)
     play = Play(bed, daemon, directory.name)
@@ -372,7 +372,7 @@ def play(
 
 
 def differences(quiet: Day, busy: Day) -> list[str]:
-    """Name the honest pods that are not as without the hostile ones."""
+    """Name the honest pods whose results differ from those without hostile pods."""
     found = []
     for name in sorted(quiet.honest.keys() | busy.honest.keys()):
         before, after = quiet.honest.get(name), busy.honest.get(name)
@@ -382,12 +382,12 @@ def differences(quiet: Day, busy: Day) -> list[str]:
 
 
 def bars(quiet: Day) -> tuple[float, float]:
-    """Return the most seconds until ready and between pings; more where the quiet day is slow, too."""
+    """Return the most seconds until ready and between pings; more if the quiet day is slow too."""
     return max(READY_S, 3 * quiet.ready_s), max(GAP_S, 3 * quiet.gap_s)
 
 
 def failures(quiet: Day, busy: Day) -> list[str]:
-    """Name what is not as it must be."""
+    """Name the results that are not as required."""
     found = [
         f"{name}: {seen} on the quiet day" for name, seen in quiet.honest.items() if isinstance(seen, str)
     ]

@@ -1,15 +1,15 @@
-"""What a start costs on a full node: 1,000 unrecorded containers, 200 of them of hostile pods
+"""Measures a start on a full node: 1,000 unrecorded containers, 200 of them of hostile pods
 
     .venv/bin/python bench/hostile_start.py                two minutes
-    .venv/bin/python bench/hostile_start.py b3705ac        beside another commit, in turn
-    .venv/bin/python bench/hostile_start.py --hostile 0    honest pods alone
+    .venv/bin/python bench/hostile_start.py b3705ac compared with another commit, in turn .venv/bin/python
+    bench/hostile_start.py --hostile 0 only honest pods
 
 The runtime is played by a process; groups are those of a directory with the kernel's rules; the machine has
-64 CPUs. The first start of each turn finds no ledger, so all containers are taken in; the second one finds
-what the first has written before it was killed.
-The loop's gap is the longest time between two signs of life for systemd's watchdog, which come every 10 ms,
-less these 10 ms. What else the machine does is in it, so the least of all turns is shown as well. An answer
-is a Version call by a client that makes one every 5 ms. A daemon that is not ready in a minute has "inf".
+64 CPUs. The first start of each turn finds no ledger, so all containers are adopted; the second one finds the
+ledger that the first has written before it was killed. The loop's gap is the longest time between two signs
+of life for systemd's watchdog, which come every 10 ms, minus these 10 ms. Other work of the machine is
+included, so the least of all turns is shown as well. An answer is a Version call by a client that makes one
+every 5 ms. A daemon that is not ready in a minute has "inf".
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _parents(evil: Sequence[HostilePod]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What one start showed: seconds, milliseconds and megabytes."""
+    """The results of one start: seconds, milliseconds and megabytes."""
 
     ready_s: float
     gap_ms: float
@@ -145,7 +145,7 @@ class Start:
 
 
 class Caller:
-    """A client that wants an answer all the time."""
+    """A client that calls all the time."""
 
     def __init__(self, sock: Path) -> None:
         self.worst_ms = 0.0
@@ -167,13 +167,13 @@ class Caller:
 
 
 def one_start(daemon: Daemon) -> Start:
-    """Start the daemon on what it has written, watch it for some seconds, and kill it."""
+    """Start the daemon on its own earlier files, watch it for some seconds, and kill it."""
     daemon.pings.worst = 0.0
     caller = Caller(daemon.socket)
     known: object = []
     try:
         ready = daemon.start()
-        time.sleep(2)  # the work after the reconcile blocks the loop, too
+        time.sleep(2)  # the work after the reconcile blocks the loop too
         known = daemon.page()["containers"]
     except BenchError as error:
         print(f"hostile_start: {str(error)[:200]}", file=sys.stderr)

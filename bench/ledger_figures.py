@@ -1,10 +1,10 @@
-"""What the ledger costs a create that gives CPUs away, and how the file grows: a command by itself
+"""Measures the ledger's cost for a create of an owner, and the growth of the file: a command by itself
 
     .venv/bin/python bench/ledger_figures.py
 
-Such a create waits for one batch: the placement, in flight. It is made as the daemon makes it (``dump`` of
-a container of a pod with all that kubelet and a scheduler write) and appended to a ledger that holds as
-much as a full node's.
+Such a create waits for one batch: the placement, in flight. The run makes it as the daemon does (``dump`` of
+a container of a pod with all fields that kubelet and a scheduler write) and appends it to a ledger that holds
+as much as that of a full node.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEAD = ("the ledger on a create's path", "p50", "p99", "bar", "largest", "after"
 
 
 def measure() -> tuple[list[float], int, int]:
-    """Return the milliseconds of each batch, and the bytes of the file at most and in the end."""
+    """Return the milliseconds of each batch, and the size of the file at most and at the end, in bytes."""
     state = full()
     owner = next(c for c in state.containers.values() if c.placement.pool is Pool.OWN)
     took, largest = [], 0

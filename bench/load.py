@@ -3,8 +3,9 @@
     python bench/load.py --target /tmp/x/cri.sock --call Create --conc 64 -n 5000 --dur 2
 
 Header blocks are made before the clock starts, and are what kubelet's grpc-go sends: everything enters the
-header table, and grpc-timeout differs in each call. Bounded by ``-n`` and by ``--dur``; a connection that is
-silent for ``--stall`` seconds with calls in flight ends the run, and those calls are counted as stalls.
+header table, and grpc-timeout differs in each call. A run is limited by ``-n`` and by ``--dur``; a connection
+that is silent for ``--stall`` seconds with calls in flight ends the run, and those calls are counted as
+stalls.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _RECEIVE = 1 << 19
 
 @dataclass(slots=True)
 class Result:
-    """What a run showed; times in microseconds, ``calls`` with those before the clock started."""
+    """The results of a run; times in microseconds, ``calls`` with those before the clock started."""
 
     call: str
     conc: int
@@ -133,7 +134,8 @@ class Client:
         self.outbox.send(stream, head, self.body)
 
     def exchange(self) -> bool:
-        """Send what may be sent and take one read; False when the connection was silent too long or ended."""
+        """Send all data that may be sent and read once; False if the connection was silent too long or
+        ended."""
         self.inflow.grant()
         out = self.outbox.out
         while self.pending or out:
@@ -247,7 +249,7 @@ def run_load(
     expect: bytes = b"",
     stall: float = 5.0,
 ) -> Result:
-    """Load ``target``; never raises for what the target does."""
+    """Load ``target``; a fault of the target never raises."""
     call = messages.call(name, expect)
     result = Result(name, conc)
     try:

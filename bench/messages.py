@@ -1,6 +1,6 @@
-"""Message bodies of a size and shape as on a node, and the calls that carry them.
+"""Message bodies of realistic size and shape, and the calls that carry them.
 
-Mounts are not declared in our .proto files, so they go in as unknown fields, as they do from a real kubelet.
+Mounts are not declared in our .proto files, so they are unknown fields, like those from a real kubelet.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _mounts(number: int, count: int) -> bytes:
 
 
 def labels(number: int) -> dict[str, str]:
-    """What kubelet writes on every container."""
+    """The labels that kubelet writes on every container."""
     return {
         "io.kubernetes.container.name": f"worker-{number % 3}",
         "io.kubernetes.pod.name": f"service-{number:05d}-6c8d9f7b5c-q{number % 997:03d}",
@@ -176,8 +176,8 @@ class Call:
     Attributes:
         path: As in ``:path``.
         body: The request, unframed.
-        expect: What every answer contains (empty: not looked at).
-        least: The least size of an answer, bytes.
+        expect: Bytes that every answer must contain (empty: not checked).
+        least: The least size of an answer in bytes.
     """
 
     path: bytes
@@ -187,7 +187,7 @@ class Call:
 
 
 def call(name: str, expect: bytes = b"") -> Call:
-    """Build the call of that name; KeyError where there is none."""
+    """Build the call of that name; KeyError if there is none."""
     build = {
         "Version": lambda: Call(SERVICE + b"Version", b"", b"bench"),
         "ContainerStatus": lambda: Call(

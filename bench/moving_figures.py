@@ -1,14 +1,14 @@
-"""Three hundred containers leave a CPU, on real cgroups, beside a bare loop: a command by itself, as root
+"""Three hundred containers leave a CPU, on real cgroups, compared with a bare loop: by itself, as root
 
     .venv/bin/python bench/moving_figures.py
 
 The bare loop opens each group's ``cpuset.cpus``, writes it and closes it: the least that a program can do if
-it knows the paths, and it reads nothing. What is compared with it is what a create waits for: to find the
-containers that share, to compute their CPUs, the write, and the value read back. The loop with that read is
-shown too. In each round all are done once, in an order that changes, and the medians are compared. It is the
-thread's CPU time that counts: nothing sleeps in it, and the time of other processes shows only by the clock.
-Then nothing is to change: every group is read, and nothing is written. On cgroup v1; a group is made for it
-and removed.
+it knows the paths, and it reads nothing. It is compared with the work for which a create waits: finding the
+containers that share, computing their CPUs, writing, and reading the value back. The loop with that read is
+shown too. In each round all of them run once, in a changing order, and the medians are compared. The thread's
+CPU time counts: nothing sleeps in it, and the time of other processes shows only in the time by the clock. A
+last measurement has nothing to change: every group is read, and nothing is written. The run needs cgroup v1;
+it makes a group for itself and removes it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ GROUP = f"topoproxy-bench-{os.getpid()}"
 
 
 class Counting(OsFiles):
-    """Counts what is written."""
+    """Counts writes."""
 
     writes = 0
 
@@ -94,7 +94,8 @@ def groups(root: Path) -> Iterator[list[str]]:
 
 
 def states(online: CpuSet, paths: list[str]) -> tuple[NodeState, NodeState]:
-    """Return the node with all containers on all CPUs, and with one CPU owned by one that has no group."""
+    """Return the node with all containers on all CPUs, and with one CPU owned by a container without a
+    group."""
     machine = regular_machine(1, 1, max(online) + 1, 1)
     node = Node(machine, CpuTopology.of(machine))
     pod = Pod("s", "u", "bench", "p", kube_qos=KubeQos.BURSTABLE)
@@ -145,12 +146,12 @@ def reading(root: Path, paths: list[str]) -> Callable[[str], None]:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What came out.
+    """The results.
 
     Attributes:
-        bare, reading, ours: CPU time where all change, milliseconds.
-        clock: How many times as long as the bare loop it took by the clock.
-        writes, unchanged: Writes where all change, and where nothing does.
+        bare, reading, ours: CPU time if all change, in milliseconds.
+        clock: The time by the clock, as a multiple of the bare loop's.
+        writes, unchanged: Writes if all change, and if nothing does.
     """
 
     bare: float
@@ -170,7 +171,7 @@ class Moved:
 
 
 def measure(root: Path) -> Moved:
-    """Move all, again and again."""
+    """Move all containers, again and again."""
     files, took, dice = Counting(root), Figures(), random.Random(1)
     with groups(root) as paths:
         online = CpuSet.parse((root / "cpuset.cpus").read_text())

@@ -1,11 +1,11 @@
-"""How long it takes to decide where a container goes: a section of ``make bench``, or by itself
+"""Measures the decision about a container's placement: a section of ``make bench``, or by itself
 
     .venv/bin/python bench/place_figures.py
 
-Everything runs in this process, without a runtime. Milliseconds belong to the machine; the ratio is to a bare
-loop of a million steps in the same run. A decision is all of what a CreateContainer needs: the hints of all
+Everything runs in this process, without a runtime. Milliseconds depend on the machine; the ratio is to a bare
+loop of a million steps in the same run. A decision is all that a CreateContainer needs: the hints of all
 providers, their merge, the allocation, the containers to move, and the record that explains it. It waits for
-nothing, so its CPU time is measured: what else runs on the machine does not count.
+nothing, so its CPU time is measured: other processes on the machine do not count.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ GIB = 1 << 30
 MERGE_BARS = {2: 2.0, 3: 3.0, 4: 5.0}
 RUNNING = (10, 100, 300, 1000)
 OWNERS = 50
-"""Most containers of a full machine that own CPUs (8 each)."""
+"""The most containers that own CPUs (8 each) on a full machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What was timed, and the samples in milliseconds."""
+    """A timed action, and its samples in milliseconds."""
 
     what: str
     samples: tuple[float, ...]
@@ -62,7 +62,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Figure(Timed):
-    """One row, and what is allowed of median and 99th percentile."""
+    """One row, and the limits of its median and 99th percentile."""
 
     bar: float | None = None
     late_bar: float | None = None
@@ -145,7 +145,7 @@ def _gpu_case(node: Node, policy: TopologyPolicy, *, far: bool) -> tuple[str, Ca
 
 
 def running(count: int) -> NodeState:
-    """A machine of 512 CPUs on 8 nodes with so many containers, every sixth with CPUs of its own."""
+    """A machine of 512 CPUs on 8 NUMA nodes with this many containers, every sixth with exclusive CPUs."""
     known = machine(8, 32, 2)
     node = Node(
         known,
@@ -198,7 +198,7 @@ def rows(figures: list[Figure], loop: float) -> list[list[str]]:
 
 
 def measure() -> tuple[list[Figure], float]:
-    """Measure everything; also the bare loop, in milliseconds."""
+    """Measure everything, with the bare loop in milliseconds."""
     figures = [*merges(), *decisions()]
     return figures, statistics.median(sampled(bare_loop, 15))
 

@@ -25,7 +25,7 @@ Hints = Sequence[TopologyHint]
 
 
 def hints(nodes: int, sizes: Sequence[int], preferred: int = 0) -> list[TopologyHint]:
-    """All masks of some sizes; those of one size are preferred."""
+    """All masks of some sizes; the masks of one size are preferred."""
     return [
         TopologyHint(Mask(ids), preferred=size == preferred)
         for size in sizes

@@ -1,11 +1,11 @@
-"""The honest alternative: a CRI proxy on grpc.aio, as one would write it with the library and tune it.
+"""The obvious alternative: a CRI proxy on grpc.aio, written and tuned as the library suggests.
 
     python bench/plain_proxy.py --listen /tmp/x/plain.sock --runtime /tmp/x/runtime.sock
 
-It ends each call and makes another: bodies pass as bytes; metadata, deadline, cancel, status details and
-trailers are passed on by hand; CreateContainer and UpdateContainerResources are decoded and get a fixed
-cpuset. It decides nothing, keeps no state and moves no container, so it does less than what it is compared
-with. Runs until SIGTERM.
+It ends each call and makes another. Bodies pass as bytes. Metadata, deadline, cancel, status details and
+trailers are passed on by hand. CreateContainer and UpdateContainerResources are decoded and get a fixed
+cpuset. It decides nothing, keeps no state and moves no container, so it does less than topoproxy. Runs until
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def _metadata(context: grpc.aio.ServicerContext[Any, Any]) -> list[tuple[str, st
 
 
 class PlainProxy(grpc.GenericRpcHandler):
-    """Every method of every service, to the channel given."""
+    """Passes every method of every service to the given channel."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
         self.handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Find the handler of a method; one is made at its first call."""
+        """Find the handler of a method; it is made at the first call."""
         path = handler_call_details.method
         handler = self.handlers.get(path)
         if handler is None:

@@ -1,12 +1,12 @@
-"""How long it takes until pools are right again, and what moves: a section of ``make bench``, or by itself
+"""Measures how long pools take to become right again: a section of ``make bench``, or by itself
 
     .venv/bin/python bench/pools_figures.py
 
-A machine of 512 CPUs with a thousand containers of all classes. An owner comes or goes, or a container that
-owns nothing does: the next state with its pools is made, and the containers with other CPUs are found. CPU
-time of this process, as in ``place_figures.py``. Three counts stand beside it: the containers that are named,
-those with a set that really changes, and the kernel writes that follow. Only changed sets may become steps,
-so the three numbers must be equal.
+A machine of 512 CPUs with a thousand containers of all classes. An owner, or a container that owns nothing,
+starts or ends: the next state with its pools is made, and the containers with other CPUs are found. The time
+is the CPU time of this process, as in ``place_figures.py``. Three counts are shown next to it: the containers
+that are named, those with a set that really changes, and the kernel writes that follow. Only changed sets may
+become steps, so the three numbers must be equal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HEAD = (
     *("p50", "p99", "p50 in loops", "bar", "named", "changed", "written"),
 )
 BAR = 2.0
-"""Milliseconds, of median and 99th percentile."""
+"""Limits in milliseconds, of median and 99th percentile."""
 CONTAINERS = 1000
 GUARANTEED, BURSTABLE, BEST_EFFORT = KubeQos.GUARANTEED, KubeQos.BURSTABLE, KubeQos.BEST_EFFORT
 SYSTEM_CPUS = CpuSet(range(2))
@@ -52,10 +52,10 @@ PART = Request(512, 50_000, 100_000)
 
 @dataclass(frozen=True, slots=True)
 class Change(Timed):
-    """One row: what happens, how long deciding it takes (milliseconds), and what follows from it.
+    """One row: the event, the time to decide it (milliseconds), and the consequences.
 
     Attributes:
-        named: How many containers are to move.
+        named: How many containers must move.
         changed: How many have another set afterwards.
         written: How many kernel writes it takes.
     """
@@ -123,7 +123,7 @@ def guest(
 
 
 def owned(number: int) -> str:
-    """CPUs for the owner of a number: both threads of a core, spread over the machine."""
+    """CPUs for the owner with a number: both threads of a core, spread over the machine."""
     core = 8 + number * 3
     return f"{core},{core + 256}"
 
@@ -168,7 +168,7 @@ def arrived(state: NodeState, pod: Pod, request: Request, name: str = "c") -> tu
 
 
 def change(what: str, before: NodeState, after: Callable[[], NodeState], bar: float | None = BAR) -> Change:
-    """Measure one change, and count what follows from it."""
+    """Measure one change, and count its consequences."""
     kernel: Any = Kernel(before)
     state = after()
     shrink, grow = moves(before, state)
@@ -186,7 +186,7 @@ def change(what: str, before: NodeState, after: Callable[[], NodeState], bar: fl
 
 
 def calls() -> Iterator[Change]:
-    """Measure what the calls of kubelet cost."""
+    """Measure the cost of kubelet's calls."""
     state = full()
     new, late = owned(60), 5000
     comers = (
@@ -207,7 +207,7 @@ def calls() -> Iterator[Change]:
 
 
 def others() -> Iterator[Change]:
-    """Measure what events other than kubelet's calls cost; all but the first two are rare."""
+    """Measure the cost of events other than kubelet's calls; all but the first two are rare."""
     state = full()
     some = state.pools.be & CpuSet(range(200))
     yield change("BE is suppressed to fewer CPUs", state, partial(state.with_be_limit, some))

@@ -26,15 +26,15 @@ class BenchError(Exception):
 def interpreter() -> str:
     """Name the Python that runs the processes, with its path.
 
-    The path matters: the packages of distributions are compiled with profile-guided optimization, a Python
-    that was compiled by hand often without, and then everything takes longer.
+    The path matters: the packages of distributions are compiled with profile-guided optimization, but a
+    Python that was compiled by hand often is not, and then everything takes longer.
     """
     executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     return f"Python {platform.python_version()} ({executable})"
 
 
 def environment(*, malloc: bool) -> dict[str, str]:
-    """The environment of a process, with the malloc thresholds or certainly without.
+    """The environment of a process, either with the malloc thresholds or without any.
 
     Python keeps its bytecode in files, as on a node: compiling at each start takes time and memory.
     """
@@ -47,7 +47,7 @@ def environment(*, malloc: bool) -> dict[str, str]:
 
 
 def wait_until(probe: Callable[[], bool], seconds: float, what: str, running: Process | None = None) -> float:
-    """Poll until ``probe`` holds; gives the seconds that took.
+    """Poll until ``probe`` holds; gives the seconds until then.
 
     Raises:
         BenchError: It did not hold in time, or the process ended.
@@ -91,7 +91,7 @@ class Process:
         return f"\n{text}" if text else ""
 
     def cpu_ms(self) -> float:
-        """User and system time so far, of all threads, those that ended included."""
+        """User and system time so far, of all threads, including those that have ended."""
         clock = (
             ~self.pid << 3 | 2
         )  # Linux: the CPU clock of another process, by its id (clock_getcpuclockid(3))
@@ -172,7 +172,7 @@ class Target:
     more: Mapping[str, str] | None = None
 
     def start(self, directory: Path, runtime: Path, tag: str = "") -> Process:
-        """Start it with a directory of its own."""
+        """Start the target with its own directory."""
         own = directory / f"{self.name.replace(' ', '-')}{tag}"
         own.mkdir(exist_ok=True)
         sock = own / "cri.sock"
@@ -220,7 +220,7 @@ def checkout(name: str, root: Path) -> Target:
     """Make a target of the sources in a checkout, run with the packages of this process.
 
     Raises:
-        BenchError: There are none, or others would be run.
+        BenchError: There are no sources, or other ones would be run.
     """
     more = {"PYTHONPATH": str(root)}
     argv = [sys.executable, "-c", "import proxy.daemon; print(proxy.__file__)"]

@@ -1,15 +1,15 @@
-"""What a kubelet that reconciles costs the daemon's CPU: a command by itself, best as root on cgroup v1
+"""Measures the daemon's CPU time for a kubelet that reconciles: by itself, best as root on cgroup v1
 
     .venv/bin/python bench/reconcile_figures.py               a minute and a half
     .venv/bin/python bench/reconcile_figures.py --seconds 10  rougher
 
-Three hundred containers run. A kubelet of before 1.22 with the static policy names the CPUs of each of them
-every period, here every five seconds, one call after the other; later ones name those that have changed: all
-at the start, then none. Both list pods and containers every second, ask for the status of some, and for the
-runtime's every five seconds. What counts is the CPU time of the daemon (all threads) in a span, less that of
-a span without a kubelet. The groups are the kernel's where it has cgroup v1 and lets us, and then the runtime
-writes what an update names, as runc does; else they are those of a directory with the kernel's rules, which
-costs more.
+Three hundred containers run. A kubelet older than 1.22 with the static policy names the CPUs of each of them
+in every period, here every five seconds, one call after the other. Later versions name only those that have
+changed: all at the start, then none. Both list pods and containers every second, request the status of some,
+and the runtime's status every five seconds. The result is the CPU time of the daemon (all threads) in a span,
+minus that of a span without a kubelet. If the kernel has cgroup v1 and permits it, the groups are real, and
+the runtime writes the CPUs of an update, as runc does. Otherwise the groups are those of a directory with the
+kernel's rules, which costs more.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ HEAD = (
 
 
 class Node(Answers):
-    """A runtime with containers that run and stay."""
+    """A runtime with containers that run and never end."""
 
     def __init__(self, root: Path | None, top: str, count: int = CONTAINERS) -> None:
         """Create containers. Their groups are below ``top`` in ``root``; without a root none is written."""
@@ -112,14 +112,14 @@ class Node(Answers):
 
 
 def paths_of(one: pb.Container, top: str = GROUP) -> tuple[str, str, str]:
-    """Return the groups of a container's pod, its own, and its sandbox's."""
+    """Return the groups of a container's pod, of the container, and of its sandbox."""
     pod = f"{top}/burstable/pod{one.labels['io.kubernetes.pod.uid']}"
     return pod, f"{pod}/{one.id}", f"{pod}/{one.pod_sandbox_id}"
 
 
 @contextlib.contextmanager
 def groups(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Make the groups; gives the root to name to the daemon, and what it is."""
+    """Make the groups; gives the root for the daemon, and its description."""
     paths = [GROUP, f"{GROUP}/burstable"]
     paths += [path for number_ in range(CONTAINERS) for path in paths_of(container(number_))]
     root = Path("/sys/fs/cgroup")
@@ -147,7 +147,7 @@ def groups(directory: Path) -> Iterator[tuple[Path, str]]:
 
 
 class Kubelet:
-    """Calls as kubelet does."""
+    """Makes calls as kubelet does."""
 
     def __init__(self, client: CriClient, cpus: str, *, always: bool) -> None:
         self.client = client
@@ -158,7 +158,7 @@ class Kubelet:
         self.updates = 0
 
     def live(self, seconds: float) -> None:
-        """Call for so long."""
+        """Make calls for this many seconds."""
         begun = time.monotonic()
         for second in range(int(seconds)):
             time.sleep(max(0.0, begun + second - time.monotonic()))
@@ -245,7 +245,7 @@ def measure(seconds: float) -> tuple[list[list[str]], bool]:
                 kubelet, before = Kubelet(client, cpus, always=always), written(daemon)
                 share = span(kubelet.live)
                 spans.append((label, kubelet, share, written(daemon) - before))
-        idle = span(time.sleep)  # the last, when nothing of the start is left to do
+        idle = span(time.sleep)  # the last one, when all work of the start is done
         for label, kubelet, share, writes in spans:
             less = share - idle
             missed |= less >= BAR

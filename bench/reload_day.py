@@ -1,13 +1,13 @@
-"""A thousand reloads under load, every second one of a bad configuration.
+"""A thousand reloads under load; every second one has a bad configuration.
 
     make reload-day                                     a thousand; some minutes
     .venv/bin/python bench/reload_day.py --reloads 40   fewer
 
 Four clients create, start, update and remove containers all the time through the real daemon. None of their
 calls may fail. The configuration is written and reloaded, in turn by SIGHUP and by the admin socket. Each
-good one must be in effect afterwards, and each bad one must be refused with the running settings as they
-were. After every tenth bad one the clients pause and the same calls are made as before it: the bytes that
-reach the runtime, and the errors, must be the same.
+good configuration must be in effect afterwards; each bad one must be refused, and the running settings must
+not change. After every tenth bad one the clients pause and the same calls are made as before it: the bytes
+that reach the runtime, and the errors, must be the same.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from proxy.model.workload import KubeQos
 
 RELOADS, HANDS, PROBED = 1000, 4, 10
 WARM, GROWTH_MB = 20, 5.0
-"""Reloads before the daemon's memory is measured first, and how much it may grow from there."""
+"""Reloads before the daemon's memory is first measured, and how much it may grow after that."""
 LIMIT_S = 60.0
 PROBES = (
     DemoPod("probe-ls", "LS", KubeQos.BURSTABLE),
@@ -77,7 +77,7 @@ class ReloadDay:
 
     Attributes:
         calls, failed: Calls of the clients, and the messages of those that failed.
-        calm, busy: Seconds of calls without and with reloads beside them.
+        calm, busy: Seconds of calls without and with reloads at the same time.
         took: Seconds of each reload.
         compared: How many bad reloads were compared byte for byte.
         memory: Megabytes of the daemon after some reloads and after all.
@@ -148,9 +148,9 @@ class Clients:
                         self._resting.release()
                         self._going.wait()
                     self._pod(client, kind, dice)
-        except Exception as error:  # noqa: BLE001 - any end of a client is what is looked for
+        except Exception as error:  # noqa: BLE001 - any end of a client is a finding
             self.day.failed.append(repr(error))
-            while not self._end.is_set():  # the others may be waited for with this one
+            while not self._end.is_set():  # ``paused`` may wait for all clients
                 self._resting.release()
                 self._end.wait(0.1)
 
@@ -182,7 +182,7 @@ class Clients:
 
 
 class Probe:
-    """The same calls again and again: what reaches the runtime, and what is answered."""
+    """Repeats the same calls, and records the bytes that reach the runtime and the answers."""
 
     def __init__(self, one: Node) -> None:
         self.one = one
@@ -201,7 +201,7 @@ class Probe:
         self.seen.clear()
         found: list[bytes] = []
         for pod in self._pods:
-            pod.attempts = itertools.count()  # the client numbers its attempts, and each is to be the first
+            pod.attempts = itertools.count()  # the client numbers its attempts, and each must be the first
             try:
                 container_id = client.create(pod)
             except RuntimeCallError as error:
@@ -234,7 +234,7 @@ def _last(one: Node) -> dict[str, Any]:
 
 
 def measure(reloads: int = RELOADS) -> ReloadDay:
-    """Reload so many times."""
+    """Reload this many times."""
     day = ReloadDay()
     with tempfile.TemporaryDirectory(prefix="rl") as directory, node(Path(directory)) as one:
         file = one.directory / "config.yaml"

@@ -1,14 +1,14 @@
-"""What a call through topoproxy costs, beside a direct connection and a plain grpc.aio proxy.
+"""Measures calls through topoproxy, a direct connection and a plain grpc.aio proxy.
 
-    make bench                            under four minutes; needs nothing but what is in the repository
-    make bench BENCH_ARGS="--quick"       half a minute, rougher
+    make bench under four minutes; needs only the repository make bench BENCH_ARGS="--quick" half a minute,
+    rougher
 
-Then what deciding costs where no call is involved, see ``place_figures.py`` and ``pools_figures.py``.
+Then the cost of decisions without calls is measured, see ``place_figures.py`` and ``pools_figures.py``.
 
-The runtime, the proxies and the load are processes of their own in a temporary directory. In each round every
+The runtime, the proxies and the load are separate processes in a temporary directory. In each round every
 target is measured in a shuffled order; the table gives medians over the rounds. "added" is the p50 through a
-proxy less the p50 of the direct connection. Absolute numbers belong to the machine, ratios travel better;
-the bars of calls are beside a proxy in Go (``go_kit.py``).
+proxy minus the p50 of the direct connection. Absolute numbers depend on the machine, ratios less so; the bars
+of calls are relative to a proxy in Go (``go_kit.py``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from table import number, render
 DIRECT = "direct"
 TARGETS: tuple[Target, ...] = (TOPOPROXY, PLAIN)
 NAMES = (DIRECT, *(target.name for target in TARGETS))
-# Call, what it is, most calls in a round.
+# Call, its description, the most calls in a round.
 LATENCY = (
     ("Version", "Version", 2000),
     ("ContainerStatus", "ContainerStatus, 1.1 kB", 1000),
@@ -93,7 +93,7 @@ def progress(text: str) -> None:
 
 
 def load(target: Path, call: str, *, conc: int, n: int, seconds: float, expect: str = "") -> dict[str, Any]:
-    """Run the load generator in a process of its own."""
+    """Run the load generator in a separate process."""
     argv = [sys.executable, str(BENCH / "load.py"), "--target", str(target), "--call", call]
     argv += ["--conc", str(conc), "-n", str(n), "--dur", str(seconds), "--expect", expect]
     done = subprocess.run(
@@ -145,7 +145,7 @@ class Bench:
                         )
 
     def _learn_cpus(self, name: str, path: Path) -> None:
-        """See which CPUs a target writes; all its later creates must carry them."""
+        """Learn which CPUs a target writes; all its later creates must carry them."""
         wait_until(lambda: answers(path), 10, f"no answer through {name}")
         shown = run_load(str(path), "Create", conc=1, n=1, dur=5, warm=0)
         if shown.errors:
@@ -203,7 +203,7 @@ class Bench:
                     result = load(process.sock, call, conc=1, n=2, seconds=20)
                     if result["errors"]:
                         self.failures.append(f"{target.name}, {call}: {result['first_error']}")
-                time.sleep(3)  # what is given back is given back within a second or two
+                time.sleep(3)  # memory is returned to the kernel within a second or two
                 for measure, value in (
                     ("idle", idle),
                     ("growth", grown),
@@ -213,7 +213,8 @@ class Bench:
                     self.figures.add(measure, target.name, value)
 
     def outages(self) -> None:
-        """The runtime is killed, comes back after two seconds; when does a new connection work again?"""
+        """The runtime is killed and comes back after two seconds; measure when a new connection works
+        again."""
         for turn in range(self.plan.outages):
             progress(f"outage {turn + 1} of {self.plan.outages}")
             for target in self.random.sample(TARGETS, len(TARGETS)):
@@ -237,7 +238,8 @@ class Bench:
 
 
 def rows(figures: Figures) -> list[list[str]]:
-    """The table's rows: measure, direct, topoproxy, plain, ratio, bar (where there is one beside Go's)."""
+    """The table's rows: measure, direct, topoproxy, plain, ratio, bar (if there is one in addition to
+    Go's)."""
     ours, plain = TOPOPROXY.name, PLAIN.name
     out: list[list[str]] = []
 

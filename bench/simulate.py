@@ -45,7 +45,7 @@ MIX: tuple[tuple[str, int, dict[str, Any]], ...] = (
 
 
 def simulated_pods(count: int) -> list[SimulatedPod]:
-    """The mix, over and over, until there are enough."""
+    """Repeat the mix until there are enough pods."""
     pod_templates = []
     for name, share, resources in MIX:
         containers = [{"name": "main", "resources": resources}]

@@ -1,14 +1,14 @@
-"""The longest time between two turns of the event loop while a daemon starts beside running containers
+"""The longest time between two turns of the event loop while a daemon starts with running containers
 
     .venv/bin/python bench/start_figures.py                    half a minute: 1000 containers, five rounds
     .venv/bin/python bench/start_figures.py --containers 3000
 
-In each round a daemon starts twice, in a process of its own, beside a runtime that runs the containers:
-without a ledger, so that it takes all of them in, and with the ledger that the first start has written.
-A task that does nothing but wait for its next turn runs from when the socket is served until three
-seconds after the first comparison, when what the daemon before may have left under way is given up.
-Shown are the longest wait, and the most CPU time that the loop's thread has used within one. The rest of
-a wait is other threads, and other processes on a busy machine.
+In each round a daemon starts twice, in a separate process, with a runtime that runs the containers: without a
+ledger, so that it adopts all of them, and with the ledger that the first start has written. A task that only
+waits for its next turn runs from the moment when the socket is served until three seconds after the first
+reconcile. At that time calls that the previous daemon may have left in flight are given up. The table shows
+the longest wait, and the most CPU time that the loop's thread has used within one wait. The rest of a wait is
+the time of other threads, and of other processes on a busy machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Probe:
 
 
 async def started(directory: Path, count: int) -> dict[str, float]:
-    """Start a daemon in a directory; gives what the probe has seen, and how long it took."""
+    """Start a daemon in a directory; gives the results of the probe, and the duration."""
     text = f"""
 listen: unix://{directory}/cri.sock
 adminSocket: unix://{directory}/admin.sock
@@ -98,7 +98,7 @@ stateDir: {directory}/state
 
 
 def measure(count: int, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Start daemons, each in a process of its own."""
+    """Start daemons, each in a separate process."""
     found: dict[str, list[dict[str, float]]] = {"without a ledger": [], "with a ledger": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="ts") as name, ended([]) as all_:

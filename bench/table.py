@@ -24,12 +24,12 @@ def render(head: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool
 
 
 def percentile(samples: Sequence[float], part: float) -> float:
-    """The sample below which a part of all samples is, 0.99 for p99."""
+    """The sample below which this part of all samples lies: 0.99 for p99."""
     return sorted(samples)[min(len(samples) - 1, int(len(samples) * part))]
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """A number with as many digits as it deserves; a dash where there is none."""
+    """A number with a sensible number of digits; a dash if there is none."""
     if value is None:
         return "-"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2

@@ -1,14 +1,13 @@
-"""Upgrade and downgrade of a running daemon beside 300 pods and a stream of calls.
+"""Upgrades and downgrades a running daemon under 300 pods and a stream of calls.
 
     make upgrade-figures                                       three upgrades and downgrades
     .venv/bin/python bench/upgrade_figures.py --rounds 1 --pods 50
 
-Two versions of the program lie beside each other, and a link names the one that is installed. The runtime and
-the cgroup tree are imitated (``faulty_node``). Clients create, start, update and remove containers all the
-time, without waiting for a connection: a connection that is refused is a failed call. A container takes its
-time to stop during every upgrade. No call may fail, and no owner may move. Printed are the longest call (the
-create of an owner moves all other containers, which takes its time here) and for how long no call was
-accepted.
+Two versions of the program lie next to each other, and a link names the installed one. The runtime and the
+cgroup tree are imitated (``faulty_node``). Clients create, start, update and remove containers all the time,
+without waiting for a connection: a connection that is refused is a failed call. During every upgrade a
+container stops slowly. No call may fail, and no owner may move. The run prints the longest call (the create
+of an owner moves all other containers, which takes time here) and for how long no call was accepted.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ SLOW_S = 3.0
 """Seconds that a container takes to stop, longer than an upgrade."""
 LIMIT_S = 60.0
 BAR_S = 2.0
-"""How long no call may be accepted."""
+"""The most seconds for which no call may be accepted."""
 OWNERS = (KINDS[3], KINDS[4], KINDS[5])
 
 
@@ -65,7 +64,7 @@ class Versions:
         init.write_text(text)
 
     def install(self, name: str) -> None:
-        """Put a version in the place of the other."""
+        """Replace one version by the other."""
         draft = self._link / "installed.new"
         draft.symlink_to(name)
         draft.rename(self.installed)
@@ -102,7 +101,7 @@ class Upgrades:
 
 
 class HastyClient(CriClient):
-    """A client whose calls fail at once where no connection can be made."""
+    """A client whose calls fail at once if no connection can be made."""
 
     def call(self, method: str, request: Any) -> Any:
         return self._calls[method](request, timeout=30.0)
@@ -148,7 +147,7 @@ class Load:
         self.timed(lambda: client.end_pod(pod))
 
     def timed(self, call: Callable[[], Any]) -> Any:
-        """Make a call; one that fails is noted."""
+        """Make a call; record it if it fails."""
         latencies, began = self.latencies, time.perf_counter()
         try:
             return call()
@@ -241,7 +240,7 @@ class UpgradedNode:
 
 
 def measure(rounds: int = ROUNDS, pods: int = PODS) -> Upgrades:
-    """Upgrade and downgrade so many times beside so many pods."""
+    """Upgrade and downgrade this many times with this many pods."""
     out = Upgrades(pods=pods)
     with tempfile.TemporaryDirectory(prefix="up") as directory, node(Path(directory)) as one:
         upgraded, load = UpgradedNode(one, out), Load(one, out)
@@ -312,7 +311,7 @@ def rows(out: Upgrades) -> list[list[str]]:
 
 
 def main() -> int:
-    """Measure and print; 1 where a promise is broken."""
+    """Measure and print; return 1 if a promise is broken."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--rounds", type=int, default=ROUNDS)
     options.add_argument("--pods", type=int, default=PODS)

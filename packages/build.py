@@ -21,11 +21,11 @@ from proxy import __version__
 
 KINDS = ("python", "deb", "rpm", "image", "helm")
 EARLIEST = 315532800
-"""1980-01-01, the earliest time that a wheel can hold: that of all files where no commit can be read."""
+"""1980-01-01, the earliest time that a wheel can hold: the time of all files if no commit can be read."""
 
 
 def source_date_epoch() -> int:
-    """Return the time of everything that is built: SOURCE_DATE_EPOCH, or that of the last commit."""
+    """Return the time of all built files: SOURCE_DATE_EPOCH, or the time of the last commit."""
     if text := os.environ.get("SOURCE_DATE_EPOCH"):
         return int(text)
     command = ["git", "log", "-1", "--format=%ct"]
@@ -42,7 +42,7 @@ def source_date_epoch() -> int:
 
 
 def main() -> int:
-    """Build what was asked for; return 1 where something of it could not be built."""
+    """Build the requested packages; return 1 if one of them could not be built."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(KINDS)}; all by default")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")

@@ -1,4 +1,4 @@
-"""Completions for shells: click's, which ask the installed command, so that they always match it."""
+"""Completions for shells, made by click: they query the installed command, so they always match it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VARIABLE = "_TOPOPROXY_COMPLETE"
 def scripts() -> dict[str, str]:
     """Return the script of each shell."""
     kinds: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
-    # The method of the base class: that of bash asks the bash of this machine for its version.
+    # The base class's method: the method for bash would ask this machine's bash for its version.
     return {
         name: ShellComplete.source(kind(cli, {}, "topoproxy", VARIABLE)).strip() + "\n"
         for name, kind in kinds.items()

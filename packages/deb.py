@@ -1,4 +1,4 @@
-"""The Debian package: an ar archive of two tar archives, the same bytes for the same files."""
+"""The Debian package: an ar archive of two tar archives; the same files give the same bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wheels import PYTHONS, after
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 USED = {"postinst": ("replace.sh",), "prerm": ("attached.sh",)}
-"""Files whose functions a script uses, besides those of ``common.sh``."""
+"""Files whose functions a script uses in addition to those of ``common.sh``."""
 HEAD = "#!/bin/sh\nset -e\nroot=${DPKG_ROOT:-}\n\n"
 CONTROL = """\
 Package: topoproxy
@@ -40,7 +40,7 @@ def script(name: str) -> bytes:
 
 
 def control(tree: Tree, version: str, arch: str, pythons: tuple[str, ...] = PYTHONS) -> Tree:
-    """Return what describes the package."""
+    """Return the files that describe the package."""
     size = sum(len(entry.data or b"") for entry in tree.values()) // 1024
     # dpkg's checksums are MD5; they protect against accidents only.
     sums = "".join(

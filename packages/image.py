@@ -26,7 +26,7 @@ from tree import Entry, Tree, gz, tar, with_directories
 from wheels import CACHE, ROOT
 
 PYTHON = "3.11"
-"""That of Debian 12."""
+"""The version of Python in Debian 12."""
 BASE = tuple(
     f"""
     base-files busybox-static libbz2-1.0 libc6 libcrypt1 libexpat1 libffi8 libgcc-s1 liblzma5 libssl3
@@ -74,7 +74,7 @@ class Image:
     Attributes:
         path: The archive of the layout.
         digest: The digest of its index.
-        base: Debian packages in it, as NAME_VERSION_ARCH.
+        base: The Debian packages in the image, as NAME_VERSION_ARCH.
     """
 
     path: Path
@@ -85,10 +85,10 @@ class Image:
 def debian_packages(arch: str) -> list[Path]:
     """Return the Debian packages of the first layer, downloaded once.
 
-    apt works in a directory of its own: the machine's packages and architectures stay as they are.
+    apt works in its own directory, so the machine's packages and architectures do not change.
 
     Raises:
-        CalledProcessError: apt does not have one.
+        CalledProcessError: apt does not have one of the packages.
     """
     directory = CACHE.parent / f"image-{arch}-{hashlib.sha256(' '.join(BASE).encode()).hexdigest()[:8]}"
     if not (directory / "ready").exists():

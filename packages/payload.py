@@ -1,4 +1,4 @@
-"""What an installed topoproxy consists of: the same files in the Debian package, the RPM and the image."""
+"""The files of an installed topoproxy: the same in the Debian package, the RPM and the image."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def program(
 
 
 def _check_machine(site: Tree, arch: str) -> None:
-    """Check that all compiled modules are for a machine (e_machine of elf(5)).
+    """Check that all compiled modules are for an architecture (e_machine of elf(5)).
 
     Raises:
-        ValueError: One is for another machine, or there is none.
+        ValueError: A module is for another architecture, or there are no compiled modules.
     """
     libraries = {name: entry.data for name, entry in site.items() if name.endswith(".so") and entry.data}
     wrong = [
@@ -100,7 +100,7 @@ def node_files(kind: str, epoch: int) -> Tree:
 
 
 def _documents(kind: str) -> Tree:
-    """Return pages and what they link to, at the same paths as in the repository."""
+    """Return pages and the files that they link to, at the same paths as in the repository."""
     tree = {f"{DOC}/{name}": _file(ROOT / name) for name in (*PAGES, "examples/network_vfs.py")}
     tree |= {f"{DOC}/docs/{path.name}": _file(path) for path in (ROOT / "docs").glob("*.md")}
     for directory in ("systemd/examples", "deploy"):

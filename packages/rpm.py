@@ -1,4 +1,4 @@
-"""The RPM, made by rpmbuild of the same files as the Debian package."""
+"""The RPM, made by rpmbuild from the same files as the Debian package."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def build(out: Path, version: str, arch: str, epoch: int, pythons: tuple[str, ..
 
     Raises:
         FileNotFoundError: There is no rpmbuild.
-        CalledProcessError: It fails.
+        CalledProcessError: rpmbuild fails.
     """
     tree = with_directories(payload.program(arch, epoch, pythons) | payload.node_files("rpm", epoch))
     with tempfile.TemporaryDirectory(prefix="topoproxy-rpm-") as name:
@@ -116,7 +116,7 @@ def spec(tree: Tree, written: Path, version: str, pythons: tuple[str, ...] = PYT
     """Return the spec file, without its changelog.
 
     Args:
-        tree: What the package has.
+        tree: The files of the package.
         written: The directory with these files.
         version: The version.
         pythons: The versions of Python that it can run with.

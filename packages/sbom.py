@@ -19,7 +19,7 @@ def document(version: str, lock: str, artifacts: Iterable[Path], epoch: int, bas
 
     Args:
         version: topoproxy's version.
-        lock: The text of the lock file that the packages are built from.
+        lock: The text of the lock file from which the packages are built.
         artifacts: The files that are released.
         epoch: The time that it names.
         base: Debian packages of the image, as NAME_VERSION_ARCH.
@@ -52,7 +52,7 @@ def _python(lock: str) -> Iterable[dict[str, object]]:
         found = _PIN.match(block)
         if found and "sys_platform == 'win32'" not in block.splitlines()[0]:
             purl = f"pkg:pypi/{found[1]}@{found[2]}"
-            # One of these is the file that is inside; which one depends on machine and Python.
+            # One of these hashes is that of the contained file; which one depends on machine and Python.
             hashes = [{"name": "lock:sha256", "value": value} for value in _HASH.findall(block)]
             yield {
                 "type": "library",

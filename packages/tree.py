@@ -31,7 +31,7 @@ DIRECTORY = Entry(mode=0o755)
 
 
 def with_directories(tree: Mapping[str, Entry]) -> Tree:
-    """Add the directories that the paths have, and sort."""
+    """Add the directories of the paths, and sort."""
     whole = dict(tree)
     for path in tree:
         for parent in list(Path(path).parents)[:-1]:
@@ -43,7 +43,7 @@ def tar(tree: Mapping[str, Entry], epoch: int, prefix: str = "") -> bytes:
     """Return an archive: sorted, owned by root, with one time.
 
     Args:
-        tree: What is in it.
+        tree: The entries of the archive.
         epoch: The time of all entries, in seconds since the epoch.
         prefix: Stands before each path.
     """
@@ -65,7 +65,7 @@ def tar(tree: Mapping[str, Entry], epoch: int, prefix: str = "") -> bytes:
 
 
 def gz(data: bytes) -> bytes:
-    """Compress, with no time in the header."""
+    """Compress, without a time in the header."""
     return gzip.compress(data, 6, mtime=0)
 
 

@@ -1,4 +1,4 @@
-"""The wheels of the lock files, for another machine and several versions of Python; kept in a cache."""
+"""The wheels of the lock files, for other architectures and several versions of Python; kept in a cache."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "topopr
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Debian's names of architectures, and those of wheels and RPMs."""
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-"""Versions of Python that packages have compiled libraries for, in ascending order and without a gap."""
+"""Versions of Python for which packages have compiled libraries, in ascending order and without a gap."""
 SOURCE_ONLY = "cgroupspy"
-"""The one dependency that is published as source only: pure Python, built here."""
+"""The only dependency that is published only as source: pure Python, built here."""
 _PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
@@ -40,7 +40,7 @@ def wheels(arch: str, python: str, lock: Path) -> list[Path]:
         lock: The lock file.
 
     Raises:
-        CalledProcessError: The index does not have one, or its hash is another.
+        CalledProcessError: The index lacks one of the wheels, or its hash differs.
     """
     text = lock.read_text()
     binary, source = _split(text)
@@ -62,7 +62,7 @@ def wheels(arch: str, python: str, lock: Path) -> list[Path]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Divide a lock file into what has wheels and what has none."""
+    """Divide a lock file into the packages with wheels and those without."""
     blocks = re.split(r"(?m)^(?=[a-z])", text)
     source = [block for block in blocks if block.startswith(f"{SOURCE_ONLY}==")]
     return "".join(block for block in blocks if block not in source), "".join(source)
@@ -76,7 +76,7 @@ def _build(lock: str, directory: Path) -> None:
 
 
 def unpacked(wheel: Path) -> Tree:
-    """Return the files of a wheel, as they are in ``site-packages``."""
+    """Return the files of a wheel at their paths in ``site-packages``."""
     tree: Tree = {}
     with zipfile.ZipFile(wheel) as archive:
         for item in archive.infolist():
@@ -91,8 +91,8 @@ def unpacked(wheel: Path) -> Tree:
 def site_packages(arch: str, pythons: tuple[str, ...], lock: Path) -> Tree:
     """Return one directory that serves several versions of Python.
 
-    Compiled modules have the version in their names, so those of all versions are beside each other;
-    everything else is the same file in each wheel.
+    Compiled modules have the version in their names, so those of all versions are next to each other. All
+    other files are the same in each wheel.
     """
     tree: Tree = {}
     for python in pythons:

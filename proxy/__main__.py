@@ -1,6 +1,7 @@
-"""The program ``topoproxy``: runs the command line, and for ``serve`` opens the socket and starts the daemon.
+"""The program ``topoproxy``: runs the command line; for ``serve`` it opens the socket and starts the daemon.
 
-The two are kept apart so that the daemon's process can forget the command line: see ``proxy.memory_trim``.
+Command line and daemon are separate, so that the daemon's process can forget the command line: see
+``proxy.memory_trim``.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from proxy import memory_trim
 def main() -> NoReturn:
     """Run a command and end the process with its exit code."""
     if sys.argv[1:2] == ["serve"]:
-        # SIGHUP would end the process; once the daemon has started, it reloads the configuration.
+        # SIGHUP would end the process; after the daemon has started, it reloads the configuration.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         if os.environ.get("TOPOPROXY_SUCCEEDS") and os.fork():  # see proxy.succession.successor
             os._exit(0)
-    if not {"agent", "scheduler-extender"} & set(sys.argv[1:2]):  # which connect to the API server
+    if not {"agent", "scheduler-extender"} & set(sys.argv[1:2]):  # these two connect to the API server
         memory_trim.without_tls()
     from proxy.cli.main import command_line
 
@@ -38,7 +39,7 @@ def main() -> NoReturn:
     except TopoproxyError as error:
         report(f"topoproxy: {error}")
         sys.exit(error.exit_code)
-    import proxy.relay.huffman  # noqa: F401  reads tables of a module that is dropped below
+    import proxy.relay.huffman  # noqa: F401  it reads tables of a module that is dropped below
 
     memory_trim.drop_start_only_modules()
     memory_trim.one_arena()

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from proxy.takeover.on_demand import LazyTakeover
 
 CLUSTER_READ_S = 1.0
-"""Seconds that the status waits until the files of the cluster agent are read again."""
+"""Seconds that the status waits for a new reading of the cluster agent's files."""
 
 
 class Pages:
-    """Answers requests about a daemon; parts are None where its mode has none."""
+    """Answers requests about a daemon; parts that its mode does not have are None."""
 
     slow_routes = frozenset({"/status", "/changes", "/memory", "/devices", "/observe/report"})
-    """Pages that wait for the kernel, a file or another program; these have as long as an action."""
+    """Pages that wait for the kernel, a file or another program; they may take as long as an action."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class Pages:
         return (self._config if self._executor is None else self._executor.state).mode.value
 
     def show_hooks(self, hooks: DaemonHooks) -> None:
-        """Show hooks from now on: a daemon that starts in mode observe has them later."""
+        """Show hooks from now on: a daemon that starts in mode observe gets them later."""
         self._hooks = hooks
 
     def show_endpoint(self, endpoint: EndpointWatch) -> None:
-        """Show from now on whether kubelet is attached, and still configured so."""
+        """Show from now on whether kubelet is attached, and whether its files still say so."""
         self._endpoint = endpoint
 
     def routes(self) -> dict[str, Route]:
@@ -112,9 +112,10 @@ class Pages:
         }
 
     async def read_status(self) -> dict[str, object]:
-        """Return what ``topoproxy status`` shows, with the cpusets that the kernel has now.
+        """Return the page of ``topoproxy status``, with the cpusets that the kernel has now.
 
-        It is needed most where something hangs: what cannot be read in time is shown as it was, with its age.
+        The page is needed most when something hangs: values that cannot be read in time are shown as they
+        were, with their age.
         """
         if self._executor is not None:
             await self._executor.kernel_view.refresh()
@@ -122,7 +123,7 @@ class Pages:
         return self.status()
 
     def readyz(self) -> Reply:
-        """Answer whether the daemon is ready for calls: each check in a line, as kube-apiserver does."""
+        """Answer whether the daemon is ready for calls: one line for each check, as kube-apiserver does."""
         checks = self._checks()
         failed = {str(check["name"]): str(check["reason"]) for check in checks if not check["ok"]}
         names = [str(check["name"]) for check in checks]
@@ -212,13 +213,13 @@ class Pages:
         return page
 
     def interface(self) -> dict[str, object]:
-        """Return what ``topoproxy upgrade --check`` of another version compares."""
+        """Return the facts that ``topoproxy upgrade --check`` of another version compares."""
         from proxy.public_interfaces import interface
 
         return interface(self._config if self._reload is None else self._reload.config)
 
     def hooks(self) -> dict[str, object]:
-        """Return what ``topoproxy hooks list`` shows."""
+        """Return the page of ``topoproxy hooks list``."""
         if self._hooks is None:
             why = (
                 "hooks are off (hooks.enabled)"
@@ -229,7 +230,7 @@ class Pages:
         return {"schema": schema_ids.HOOKS_LIST, "hooks": [], **self._hooks.page()}
 
     def explain(self, params: Mapping[str, str]) -> dict[str, object]:
-        """Return what ``topoproxy explain`` shows."""
+        """Return the page of ``topoproxy explain``."""
         from proxy.observe.explain_data import history_page
 
         if self._executor is None:
@@ -237,7 +238,7 @@ class Pages:
         return history_page(self._executor.history, params, self._now)
 
     def _now(self, record: RememberedDecision) -> str:
-        """Return what is in effect for a container now beyond its decision, in a sentence; usually empty."""
+        """Return a sentence on what is now in effect for a container beyond its decision; usually empty."""
         if self._executor is None:
             return ""
         from proxy.engine.plan_differences import applied_since
@@ -255,7 +256,7 @@ class Pages:
         return suppression_note(suppression.known, suppression.settings, state, container)
 
     def report(self, params: Mapping[str, str]) -> dict[str, object]:
-        """Return what ``topoproxy report`` prints."""
+        """Return the page of ``topoproxy report``."""
         from proxy.observe.koordinator import node_resource_topology
         from proxy.observe.node_description import node_facts
 
@@ -301,7 +302,7 @@ class Pages:
         return self._executor, self._feed
 
     async def observe_report(self) -> dict[str, object]:
-        """Return what ``topoproxy observe report`` shows."""
+        """Return the page of ``topoproxy observe report``."""
         if self._executor is None:
             raise InputError("cannot compare a plan with the kernel: in passthrough mode there is none")
         from proxy.executor.plan_report import plan_report
@@ -309,13 +310,13 @@ class Pages:
         return await plan_report(self._executor)
 
     async def memory(self) -> dict[str, object]:
-        """Return what ``topoproxy status --memory`` shows."""
+        """Return the page of ``topoproxy status --memory``."""
         if self._executor is None:
             raise InputError("cannot show where memory is: in passthrough mode it is not watched")
         return {"schema": schema_ids.STATUS_MEMORY, **await self._executor.mems.page()}
 
     async def devices(self) -> dict[str, object]:
-        """Return what ``topoproxy devices`` shows from the daemon: which container has which device."""
+        """Return the daemon's part of ``topoproxy devices``: which container has which device."""
         from proxy.observe.device_assignments import assignments_page
 
         kubelet = await asyncio.to_thread(_kubelet_devices, self._config.kubelet.pod_resources)
@@ -334,10 +335,10 @@ class Pages:
         return capacity_page(self._executor.state)
 
     async def _read_cluster(self, executor: NodeExecutor) -> None:
-        """Read the files of the cluster agent in a thread, so that the page shows them as they are.
+        """Read the files of the cluster agent in a thread, so that the page shows their present content.
 
-        A reading that hangs is not repeated: it would occupy one thread after the other, and calls that place
-        containers need these threads.
+        A reading that hangs is not repeated: repeated readings would occupy one thread after the other, and
+        calls that place containers need these threads.
         """
         if executor.cluster is None:
             return
@@ -360,7 +361,7 @@ class Pages:
         return {"schema": schema_ids.CLUSTER, "files": files.page()}
 
     def metrics(self) -> str:
-        """Return what ``topoproxy status --metrics`` prints: Prometheus' text format."""
+        """Return the output of ``topoproxy status --metrics``: Prometheus' text format."""
         from proxy.observe.metrics import metrics
 
         registry = None if self._executor is None else self._executor.telemetry.registry

@@ -1,8 +1,8 @@
 """Makes the executor and its parts from the configuration, before anything runs.
 
-The daemon imports this module after its socket is there, so what every node needs is imported at the top.
-What only some nodes use (partitions, BE suppression, a Node object, asking kubelet for pods) is imported
-where it is needed, and takes memory on those nodes alone.
+The daemon imports this module after its socket is open, so modules that every node needs are imported at the
+top. Modules that only some nodes use (for partitions, BE (best effort) suppression, a Node object, asking
+kubelet for pods) are imported where they are needed, so only those nodes spend memory on them.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def executor_of(
     """Make the executor of a node.
 
     Args:
-        config: What to do.
+        config: The configuration.
         machine: The hardware.
         cgroups: The cpuset tree; found below ``cgroupRoot`` if None.
-        ledger: Where placements are kept; None to keep none.
-        entries: Keys of its entries; a ledger that can be read may not be one that can be written.
-        reread: Whether the machine is read again periodically; one from a description never changes.
-        telemetry: Where to log, count and report problems.
+        ledger: Keeps the placements; None to keep none.
+        entries: Keys of the ledger's entries; they may be known even if the ledger cannot be written.
+        reread: Whether the machine is read again periodically; a machine from a description never changes.
+        telemetry: Logs, counts and reports problems.
     """
     groups, problem = _cpu_groups(config, cgroups)
     node = node_rules(config, machine, quotas=groups is not None)
@@ -127,7 +127,7 @@ def _ports(
     *,
     reread: bool,
 ) -> Ports:
-    """Make the ports that a node may have besides cpusets, a runtime and a ledger."""
+    """Make the ports that a node may have in addition to cpusets, a runtime and a ledger."""
     cgroups = context.cpuset_writer.cgroups
     memory = open_memory(root) if root is not None else None
     files = _cluster_files(config)
@@ -165,7 +165,7 @@ def _events(config: Config, context: NodeContext) -> ContainerdEvents:
 
 
 def _writes(context: NodeContext) -> WriteEvents | None:
-    """Watch the writes to cpusets, where the kernel reports them."""
+    """Watch the writes to cpusets, if the kernel reports them."""
     root = getattr(context.cpuset_writer.cgroups, "root", None)
     if not isinstance(root, Path):
         return None
@@ -182,7 +182,7 @@ def _writes(context: NodeContext) -> WriteEvents | None:
 
 
 def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
-    """Return the directory in which controllers are searched; None where a tree has no directory."""
+    """Return the directory in which controllers are searched; None if a tree has no directory."""
     root = config.cgroup_root if cgroups is None else getattr(cgroups, "root", None)
     return root if isinstance(root, Path) else None
 
@@ -190,7 +190,7 @@ def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
 def _partitions(
     config: Config, cgroups: Cgroups, entries: Collection[str]
 ) -> tuple[KernelPartitions | None, str]:
-    """Return the port to partitions and their kind; also where an earlier run has left some to be removed."""
+    """Return the port to partitions and their kind; also if an earlier run has left some to be removed."""
     requested = "" if config.apply.partitions is OwnerPartitions.NONE else config.apply.partitions.value
     if not requested and not any(key.startswith(PARTITION_RECORD) for key in entries):
         return None, ""
@@ -217,7 +217,7 @@ def _systemd(cgroups: Cgroups) -> tuple[Units | None, Fences | None]:
 
 
 def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | None, str]:
-    """Find the cpu controller's tree next to that of the cpuset controller; None, and why there is none."""
+    """Find the cpu controller's tree next to the cpuset controller's; or None, and why there is none."""
     root = _root_of(config, cgroups)
     if root is None:
         return None, "the cpu controller's tree is not known"
@@ -230,10 +230,10 @@ def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | No
 def suppression_of(
     config: Config, executor: NodeExecutor, record: Mapping[str, object] | None
 ) -> Suppression | None:
-    """Make BE suppression, which limits BE pods to what the others leave; None where there is nothing to do.
+    """Make BE suppression, which limits BE pods to what other pods leave; None if there is nothing to do.
 
     Args:
-        config: What to do.
+        config: The configuration.
         executor: The executor of the BE containers.
         record: The limits that an earlier run has set and not removed, by the ledger.
     """
@@ -263,7 +263,7 @@ def suppression_settings(config: Config) -> SuppressionSettings:
 
 
 def usage_of(config: Config) -> UsageSource | None:
-    """Open the counters of the CPU time of pods; None where BE pods are not suppressed.
+    """Open the counters of the CPU time of pods; None if BE pods are not suppressed.
 
     Raises:
         CgroupError: There are no counters.
@@ -316,7 +316,7 @@ def _devices(config: Config, context: NodeContext) -> DeviceLocator:
 
 
 def _machine_events(context: NodeContext) -> MachineEvents | None:
-    """Watch for CPUs and memory that are added or removed, where the kernel reports that."""
+    """Watch for CPUs and memory that are added or removed, if the kernel reports that."""
     events, problem = listen()
     if problem:
         context.telemetry.problem(NO_UEVENTS, err=problem)
@@ -337,4 +337,4 @@ def _changed(config: Config, known: Machine) -> Machine | None:
             return None
         return read_machine(config.sysfs_root, config.procfs_root)
     except (OSError, ValueError, TopologyError):
-        return None  # what cannot be read now is read at the next pass
+        return None  # it is read again at the next reconcile

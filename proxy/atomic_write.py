@@ -1,7 +1,7 @@
 """Replaces files as a whole: a reader finds the old content or the new, also after a crash at any moment.
 
 The content is written to a draft next to the file, the draft is synced and renamed to the file, and the
-directory is synced. A file system that cannot sync a directory is no error.
+directory is synced. A file system that cannot sync a directory causes no error.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def write_file(
     Args:
         path: The file.
         data: The new content.
-        draft: The file next to it that is written first; one that a crash has left there is removed.
+        draft: The file next to it that is written first; a draft that a crash has left is removed.
         mode: Permission bits, whatever the umask.
         sync: Whether the new content must survive a loss of power.
         overwrite: Whether an existing file may be replaced.
-        keep_owner: Whether the new file gets the owner of the old one, where this process may change owners.
+        keep_owner: Whether the new file gets the owner of the old one, if this process may change owners.
         finish: Called with the descriptor of the complete draft, to set further attributes.
 
     Raises:

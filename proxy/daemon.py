@@ -1,8 +1,8 @@
 """The composition root: the one place where the parts of the daemon are made and connected.
 
 Start-up is ordered so that the socket exists as early as possible: ``early_socket`` opens it before this
-module is imported. What only some configurations need is imported in functions here. The comparison with the
-runtime runs meanwhile; calls that need a decision wait for it, all others pass at once.
+module is imported. Modules that only some configurations need are imported inside functions. While the daemon
+starts, it reconciles with the runtime; calls that need a decision wait for this, all others pass at once.
 """
 
 from __future__ import annotations
@@ -60,24 +60,24 @@ if TYPE_CHECKING:
     from proxy.telemetry.port import Telemetry
 
 SETTLE_LIMIT_S = 3.0
-"""How long a stop may take to send the runtime the CPUs that BE containers have got back."""
+"""Seconds that a stop may take to send the runtime the CPUs that BE (best effort) containers got back."""
 DRAIN_GRACE_S = 0.2
 """Seconds after ``drainTimeout`` for the last connections to be closed."""
 QUIET_S, GOAWAY_S = 5.0, 1.0
-"""Seconds to wait for a moment without calls that place containers before a successor takes over, and for
-clients to see that they are to connect again."""
+"""Seconds to wait, before a successor takes over, for a moment without calls that place containers; and
+seconds for clients to learn that they must connect again."""
 PLACING_S = 5.0
-"""At most these seconds (or ``drainTimeout``) for placing calls to end: new calls wait meanwhile."""
+"""The most seconds (or ``drainTimeout``) for placing calls to end; new calls wait until then."""
 REPLACED_S = 900.0
-"""How long other calls may continue in a daemon that has been replaced."""
+"""Seconds for which other calls may continue in a daemon that has been replaced."""
 STOP_S = 4.0
 """Seconds that the shutdown may take after ``drainTimeout``, whatever hangs."""
 
 
 SERVER_S, SUPPRESSION_S, HOOKS_S = 1.0, 5.2, 10.0
-"""At most these seconds for each server, BE suppression and hooks to stop; fewer if less time is left."""
+"""The most seconds for each server, BE suppression and hooks to stop; fewer if less time is left."""
 EXECUTOR_S, PARTS_S = 1.5, 1.2
-"""At least these seconds are kept for closing the executor and the other workers."""
+"""The least seconds that are kept for closing the executor and the other workers."""
 
 
 class Daemon:
@@ -98,8 +98,8 @@ class Daemon:
             config: The configuration.
             machine: The hardware; read from ``sysfsRoot`` by default.
             cgroups: The cpuset tree; found below ``cgroupRoot`` by default.
-            notifier: Where to report readiness; systemd, if it is there, by default.
-            early: The socket, if it is open already.
+            notifier: Reports readiness; by default to systemd, if it runs the daemon.
+            early: The socket, if it is already open.
         """
         self._config = config
         self._machine = machine
@@ -138,10 +138,10 @@ class Daemon:
     # -- start --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the socket and begin.
+        """Open the socket and begin to serve.
 
         Raises:
-            TopoproxyError: Something that is needed is missing; everything opened so far is closed.
+            TopoproxyError: A required part is missing; everything opened so far is closed.
         """
         try:
             await self._start()
@@ -241,7 +241,7 @@ class Daemon:
                 predecessor.follow(former.over, former.all_over)
 
     async def _serve_pod_resources(self) -> None:
-        """Serve the pod-resources API; what it needs is imported in a thread, and only here."""
+        """Serve the pod-resources API; its modules are imported in a thread, and only here."""
         from proxy.kubelet_assembly import pod_resources_of
 
         assert self.executor is not None
@@ -258,7 +258,7 @@ class Daemon:
         self._task(self._device_plugins.run)
 
     def _start_suppression(self, config: Config, record: Mapping[str, Any] | None = None) -> None:
-        """Begin BE suppression, where it is configured or an earlier run has left limits."""
+        """Begin BE suppression, if it is configured or an earlier run has left limits."""
         from proxy.assembly import suppression_of
 
         assert self.executor is not None
@@ -267,7 +267,7 @@ class Daemon:
             self._task(self._suppression.run)
 
     def _start_hooks(self) -> None:
-        """Call hooks from now on, where there are to be any; observed pods have none."""
+        """Call hooks from now on, if they are configured; none are called for observed pods."""
         config, executor = self.config, self.executor
         if self.hooks is not None or not (config.hooks.enabled or config.hooks.serve is not None):
             return
@@ -306,7 +306,7 @@ class Daemon:
         )
 
     async def _watch_endpoint(self) -> None:
-        """Watch over kubelet's endpoint where ``topoproxy attach`` set it."""
+        """Watch kubelet's endpoint if ``topoproxy attach`` set it."""
         from proxy.attach.endpoint_watch import EndpointWatch, attached_kubelet
 
         assert self._telemetry is not None
@@ -351,7 +351,7 @@ class Daemon:
     # -- run ----------------------------------------------------------------------------------------------
 
     def reload_soon(self) -> None:
-        """Reload the configuration; during a start or another reload, once more after it."""
+        """Reload the configuration; if a start or another reload is running, reload after it."""
         self._reload_wanted.set()
 
     async def _reload_on_request(self) -> None:
@@ -371,7 +371,7 @@ class Daemon:
             self._telemetry.fault(error)
 
     async def _keep_socket_mode(self) -> None:
-        """Keep owner and mode of our socket as the runtime's, which may appear after us."""
+        """Keep owner and mode of our socket like those of the runtime's socket, which may appear later."""
         while self._listener is not None and not self._listener.adopted:
             if self._listener.is_in_place:
                 mirror_mode(self._listener.path, self.config.runtime)
@@ -394,13 +394,14 @@ class Daemon:
     async def hand_over(self, is_stopping: Callable[[], bool]) -> bool:
         """Hand the socket and the state of the node over to the successor.
 
-        Calls that place containers end before; the others continue here, where they are only relayed.
+        Calls that place containers end before the hand-over; the others continue in this daemon, which only
+        relays them.
 
         Args:
             is_stopping: Returns whether a signal to stop this daemon has arrived.
 
         Returns:
-            False if the successor has ended meanwhile, or this daemon is to stop: it serves as before.
+            False if the successor has ended, or this daemon has to stop; it then serves as before.
 
         Raises:
             TopoproxyError: The successor does not serve.
@@ -432,7 +433,7 @@ class Daemon:
         return True
 
     def _relayed(self, successor: Successor) -> list[RelayedCall]:
-        """Decide nothing any more; return the calls whose ends the successor has to know."""
+        """Stop deciding; return the calls whose ends the successor has to know."""
         if self._flow is None or self._acceptor is None or self._call_tracker is None:
             return []
         former = self._call_tracker.former_calls
@@ -446,7 +447,7 @@ class Daemon:
         return self._acceptor.is_placing() or bool(self.executor and self.executor.state.inflight.calls)
 
     async def finish_calls(self, limit_s: float = REPLACED_S) -> None:
-        """Relay the calls that are still in flight to their end, and reports about an earlier daemon's."""
+        """Relay the calls in flight to their end, and the reports about calls of an earlier daemon."""
         if self._acceptor is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s + DRAIN_GRACE_S):
@@ -457,9 +458,9 @@ class Daemon:
     # -- stop ---------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Let calls in flight end (with a limit), then leave.
+        """Let calls in flight end (with a limit), then end.
 
-        Containers stay as they are, unless they are to be released at a stop.
+        Containers keep their cpusets, unless a stop has to release them.
         """
         self._notifier.stopping("draining")
         if self._acceptor is not None:
@@ -478,11 +479,11 @@ class Daemon:
         await self._shut_down(until - loop.time())
 
     async def _shut_down(self, seconds: float = STOP_S, *, handing_over: bool = False) -> None:
-        """End everything within this many seconds; a part that hangs is not waited for.
+        """End everything within this many seconds; do not wait for a part that hangs.
 
         Args:
-            seconds: How long it may take.
-            handing_over: A successor continues; BE pods keep their limits.
+            seconds: How long the shutdown may take.
+            handing_over: Whether a successor continues, so that BE pods keep their limits.
         """
         telemetry = self._telemetry or logs.telemetry()
         ending = ShutdownTime(max(seconds, STOP_S), telemetry.warning)

@@ -1,8 +1,8 @@
 """The socket that kubelet calls, opened before most of the daemon is imported.
 
-What decides about the socket is the configuration and the machine. The rest of the daemon takes longer to
-import than both take to read; meanwhile the kernel queues connections. Signals of a stop or a reload wait
-until the daemon can handle them.
+The socket depends only on the configuration and the machine. Importing the rest of the daemon takes longer
+than reading both; during the import the kernel queues connections. Signals for a stop or a reload wait until
+the daemon can handle them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from proxy.succession.predecessor import Predecessor
 from proxy.topology.reader import read_machine
 
 BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What waits until the daemon handles signals."""
+"""The signals that wait until the daemon handles them."""
 
 
 class EarlySocket(Struct, frozen=True):
-    """A socket that is open, and what decided about it.
+    """An open socket, and the facts on which it depends.
 
     Attributes:
         config: The configuration to start with.
-        notices: What is away of the machine and in the configuration; see ``check_start``.
+        notices: Settings that wait for offline hardware, have no effect, or have a new name; see
+            ``check_start``.
         machine: The hardware.
         listener: The socket.
-        predecessor: The daemon that this process is to replace.
+        predecessor: The daemon that this process replaces.
     """
 
     config: Config
@@ -45,7 +46,7 @@ def open_socket(config: Config, machine: Machine | None = None) -> EarlySocket:
     """Open the socket.
 
     Args:
-        config: What to do.
+        config: The configuration.
         machine: The hardware; read from ``sysfsRoot`` if None.
 
     Raises:
@@ -67,5 +68,5 @@ def block_signals() -> None:
 
 
 def deliver_signals() -> None:
-    """Deliver signals again, also those that have waited."""
+    """Deliver signals again, including those that have waited."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)

@@ -43,7 +43,7 @@ def hook_parts_of(
     """Make the parts and connect them.
 
     Args:
-        config: Where hooks are, and how they are called.
+        config: The directories of hooks, and how hooks are called.
         executor: The executor of the node.
         flow: Decides calls.
         marks: The directory that records which file is being loaded.

@@ -1,11 +1,11 @@
-"""Makes the parts for hooks, where there are any.
+"""Makes the parts for hooks, if there are hooks.
 
-Most nodes have no hooks, and on those nothing of ``proxy.hooks`` is in memory: a thread only scans three
+Most nodes have no hooks. On those nodes nothing of ``proxy.hooks`` is in memory: a thread only scans three
 directories a few times a second. As soon as there is a file that may be a hook, the engine, the registry and
 the hook bridge are made and connected; they stay as long as the daemon runs.
 
 Calls that arrive before the hooks of the first scan are in use wait for them: no container may bypass the
-hooks after a restart. That wait has a limit, as a hook may take long to load.
+hooks after a restart. This wait has a limit, because a hook may take long to load.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.4
 """Seconds between two scans for a first hook, which must be in use within a second."""
 FIRST_S: Final = 10.0
-"""Seconds that calls wait at most for the hooks that exist at a start."""
+"""The most seconds that calls wait for the hooks that exist at a start."""
 STOP_S: Final = 8.0
-"""Seconds that hooks may take when they are notified that the daemon ends."""
+"""Seconds that hooks may take after they are notified that the daemon ends."""
 
 
 class DaemonHooks:
@@ -39,7 +39,7 @@ class DaemonHooks:
 
     Attributes:
         config: The section ``hooks`` of the configuration.
-        server: Where our own placement is offered as a hook server; None where it is not.
+        server: Offers our own placement as a hook server; None if that is not configured.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class DaemonHooks:
         """Call no hooks yet; calls wait until ``run`` has made its first scan.
 
         Args:
-            config: Where hooks are, and how they are called.
+            config: The directories of hooks, and how hooks are called.
             executor: The executor of the node.
             flow: Decides calls.
             marks: The directory that records which file is being loaded.
@@ -69,12 +69,12 @@ class DaemonHooks:
 
     @property
     def engine(self) -> HookEngine | None:
-        """The engine that calls hooks; None as long as there are none."""
+        """The engine that calls hooks; None while there are no hooks."""
         return None if self._parts is None else self._parts.engine
 
     @property
     def library(self) -> HookRegistry | None:
-        """The state of the hook files; None as long as there are none."""
+        """The state of the hook files; None while there are none."""
         return None if self._parts is None else self._parts.library
 
     def reconfigure(self, config: HooksConfig) -> None:
@@ -86,7 +86,7 @@ class DaemonHooks:
     # -- run ----------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Offer our placement as a hook server, where that is configured."""
+        """Offer our placement as a hook server, if that is configured."""
         if self.config.serve is None:
             return
         if self.server is None:
@@ -100,7 +100,7 @@ class DaemonHooks:
         """Wait for a first hook, and then follow the files in the directories."""
         if not self.config.enabled:
             return
-        # A directory may hang (a file server that is gone), and everything that waits for it would, too.
+        # A directory may hang (its file server is gone); calls must not wait for it without a limit.
         late = asyncio.get_running_loop().call_later(2 * FIRST_S, self._let_go)
         try:
             while self._parts is None:
@@ -122,13 +122,13 @@ class DaemonHooks:
         await self._parts.library.run()
 
     def _let_go(self) -> None:
-        """Let calls no longer wait for hooks."""
+        """End the wait of calls for hooks."""
         self._ready.set()
         self._flow.awaited = None
 
     async def _connect(self) -> None:
         """Make the parts that hooks need, and connect them."""
-        # It takes a tenth of a second, and calls continue.
+        # The import takes a tenth of a second; in a thread it does not delay calls.
         await asyncio.to_thread(importlib.import_module, "proxy.hook_assembly")
         from proxy.hook_assembly import hook_parts_of
 
@@ -137,7 +137,7 @@ class DaemonHooks:
     # -- status -------------------------------------------------------------------------------------------
 
     def page(self) -> dict[str, object]:
-        """Return what ``topoproxy status`` shows of hooks."""
+        """Return the part of ``topoproxy status`` about hooks."""
         parts, page = self._parts, dict[str, object]()
         if parts is not None:
             from proxy.hooks.status_data import hooks_page
@@ -150,7 +150,7 @@ class DaemonHooks:
     # -- the end ------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Notify hooks that the daemon ends, and end what runs for them; ``run`` has been cancelled."""
+        """Notify hooks that the daemon ends, and stop their workers; ``run`` has been cancelled."""
         self._let_go()
         server, self.server = self.server, None
         if server is not None:

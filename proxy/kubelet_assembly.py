@@ -1,6 +1,6 @@
 """Makes the parts that query kubelet, or that serve parts of its API in its place, from the configuration.
 
-As in ``proxy.assembly``, what only some nodes use is imported where it is needed.
+As in ``proxy.assembly``, modules that only some nodes use are imported where they are needed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def kubelet_of(config: Config, context: NodeContext, files: AgentFiles | None) -> Kubelet | None:
-    """Return the sources of kubelet's facts; None where none is configured."""
+    """Return the sources of kubelet's facts; None if none is configured."""
     settings, report_problem = config.kubelet, context.telemetry.problem
     client: Kubelet | None = None
     if settings.pods or settings.pods_api or settings.pod_resources:
@@ -53,7 +53,7 @@ def kubelet_cpu_manager_of(config: Config, context: NodeContext) -> KubeletCpuMa
 
 
 def kubelet_allocations_of(config: Config, context: NodeContext) -> KubeletAllocations | None:
-    """Make the reader of the devices that kubelet has assigned; None where no device plug-ins are served."""
+    """Make the reader of the devices that kubelet has assigned; None if no device plug-ins are served."""
     if not config.device_plugins.enabled:
         return None
     from proxy.backends.kubelet.device_checkpoint import KubeletDevicesReader
@@ -72,7 +72,7 @@ def pod_resources_of(config: Config, executor: NodeExecutor) -> PodResourcesServ
 
 
 def device_plugin_registry_of(config: Config, context: NodeContext) -> DevicePlugins | None:
-    """Make the registry of device plug-ins; None where they are not served."""
+    """Make the registry of device plug-ins; None if they are not served."""
     if not config.device_plugins.enabled:
         return None
     from proxy.backends.device_plugins.registry import DevicePluginRegistry
@@ -101,7 +101,7 @@ def device_plugins_of(config: Config, executor: NodeExecutor) -> DevicePluginSer
 def _other_managers(
     config: Config, executor: NodeExecutor, plugins: DevicePluginRegistry
 ) -> OtherManagers | None:
-    """Make the check for resources with two managers; None where kubelet is not queried."""
+    """Make the check for resources with two managers; None if kubelet is not queried."""
     if config.kubelet.pod_resources is None:
         return None
     from proxy.backends.kubelet.managed_elsewhere import OtherManagersReader

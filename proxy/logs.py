@@ -1,18 +1,17 @@
-"""The log: one line a record on standard error, in one of three forms.
+"""The log: one line for each record on standard error, in one of three forms.
 
 ``text`` is for people: a line starts with the time as RFC 3339 has it, with
 milliseconds and the offset from UTC. ``klog`` and ``json`` are what Kubernetes'
 own daemons write. Under systemd each line starts with its priority
 (sd-daemon(3)), and text carries no time, because the journal has both.
 
-Messages are constant texts; what varies goes into keywords, is quoted, and is
-never used as a format. Values of local variables are never printed, since
-they may hold the environment of a container. What a line quotes may come from
-the author of a pod, so no line is longer than ``LINE`` bytes, but for the stack
-trace of a fault in a JSON line, which has a limit of its own.
+Messages are constant texts. Varying facts go into keywords; they are quoted, and never used as a format.
+Values of local variables are never printed, because they may hold the environment of a container. Texts in a
+line may come from the author of a pod, so no line is longer than ``LINE`` bytes. The exception is the stack
+trace of a fault in a JSON line, which has its own limit.
 
-loguru is imported at the first record that is written: it takes 50 ms, which
-neither the time to the listening socket nor a command that logs nothing need hold.
+loguru is imported when the first record is written: the import takes 50 ms, and should delay neither the
+listening socket nor a command that logs nothing.
 """
 
 from __future__ import annotations
@@ -43,29 +42,29 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 QUIET_SECONDS = 60.0
 REPEAT_LIMIT = 1024
 LINE = MESSAGE
-"""Bytes of a line."""
+"""The most bytes of a line."""
 LONGEST_TRACE = 16_000
-"""Characters of a stack trace."""
+"""The most characters of a stack trace."""
 PART_LENGTH = 400
-"""Characters that are written at once: at most 4096 bytes in any encoding, escaped ones too."""
+"""Characters that are written at once: at most 4096 bytes in any encoding, even if escaped."""
 _KEPT = 200
 """Bytes of a JSON line that are kept for the values that come last."""
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
 Render = Callable[["loguru.Record"], list[str]]
-"""Gives the lines of a record."""
+"""A function that returns the lines of a record."""
 
 
 @dataclass(slots=True)
 class _Repeat:
-    """A message that came often: since when it is quiet, and how often it came since."""
+    """When a repeated message was last written, and how often it was left out since then."""
 
     since: float
     count: int = 0
 
 
 class Log:
-    """Writes records; ``log`` is the one that all packages share."""
+    """Writes records; all packages share the instance ``log``."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._threshold = LEVELS["info"]
@@ -78,12 +77,12 @@ class Log:
         self._repeats: OrderedDict[object, _Repeat] = OrderedDict()
 
     def setup(self, level: str = "info", fmt: str = "text", stream: TextIO | None = None) -> None:
-        """Choose what is written and how, and bring the standard library's records here.
+        """Choose the level and the form of the log, and forward the standard library's records to it.
 
         Args:
             level: debug, info, warning or error.
             fmt: text, klog or json.
-            stream: Where to write; standard error if None.
+            stream: The stream to write to; standard error if None.
         """
         import logging
 
@@ -96,7 +95,7 @@ class Log:
         root.setLevel(max(LEVELS[level], logging.WARNING))
 
     def change(self, level: str, fmt: str) -> None:
-        """Write the next records from another level on, or in another form; see ``setup``."""
+        """Change the level and the form of further records; see ``setup``."""
         import logging
 
         self._form, self._threshold = fmt, LEVELS[level]
@@ -120,35 +119,35 @@ class Log:
             mark = f"<{_PRIORITY.get(record['level'].name, 6)}>" if journal else ""
             if self._lost:
                 record["extra"]["lost"], self._lost = self._lost, 0
-            lines = renders[self._form](record)  # Of a traceback each line is an entry of the journal.
+            lines = renders[self._form](record)  # Each line of a traceback is an entry of the journal.
             text = "".join(f"{mark}{line}\n" for line in lines)
             self._is_cut = not _write_without_waiting(target, f"\n{text}" if self._is_cut else text)
             self._lost += self._is_cut
 
         logger.remove()
-        # Level 0: what is written is decided before, by a level that may change.
+        # Level 0: our own level, which may change, has already filtered the records.
         logger.add(sink, level=0, format="{message}", diagnose=False, backtrace=False, catch=True)
         self._logger = logger
         return logger
 
     def enabled(self, level: str) -> bool:
-        """Return whether records of the level are written, before computing what only they need."""
+        """Return whether records of the level are written; if not, their values need not be computed."""
         return LEVELS[level] >= self._threshold
 
     def debug(self, message: str, **context: object) -> None:
-        """Write what is of use to developers only."""
+        """Write a record that is useful only to developers."""
         self._write("debug", message, context)
 
     def info(self, message: str, **context: object) -> None:
-        """Write what happened: one line a decision."""
+        """Write an event: one line for each decision."""
         self._write("info", message, context)
 
     def warning(self, message: str, **context: object) -> None:
-        """Write what an operator should examine some day."""
+        """Write a record that an operator should examine at some time."""
         self._write("warning", message, context)
 
     def error(self, message: str, **context: object) -> None:
-        """Write what an operator should examine now; ``err=`` takes the cause."""
+        """Write a record that an operator should examine now; ``err=`` takes the cause."""
         self._write("error", message, context)
 
     def exception(self, message: str, **context: object) -> None:
@@ -159,10 +158,10 @@ class Log:
         """Write a record at most once a minute for each key; the next one says how many were left out.
 
         Args:
-            key: What makes records the same, hashable.
+            key: A hashable value; records with equal keys count as the same.
             level: As in ``setup``.
-            message: What to say.
-            context: What varies.
+            message: The message.
+            context: The varying facts.
         """
         now = self._clock()
         known = self._repeats.get(key)
@@ -185,7 +184,7 @@ class Log:
     def _write(self, level: str, message: str, context: dict[str, object], trace: bool = False) -> None:
         if LEVELS[level] < self._threshold:
             return
-        # No arguments go along, so loguru does not treat the message as a format.
+        # No arguments are passed, so loguru does not treat the message as a format.
         self._open().opt(depth=2, exception=trace).bind(**context).log(level.upper(), message)
 
 
@@ -203,10 +202,10 @@ def telemetry() -> Telemetry:
 
 
 def with_own_descriptor(stream: TextIO) -> TextIO:
-    """Return a stream to the same place with a descriptor of its own.
+    """Return a stream to the same file with a descriptor of its own.
 
-    Closing standard error, as a hook may do, does not close a log that is written there, nor is the log
-    written into the socket that gets its number.
+    If a hook closes standard error, a log to standard error stays open, and is not written into the next
+    socket that gets the same descriptor number.
     """
     try:
         descriptor = fcntl.fcntl(stream.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
@@ -226,9 +225,9 @@ def _has_room(stream: TextIO) -> bool:
 
 
 def _write_without_waiting(stream: TextIO, text: str) -> bool:
-    """Write a record, or its beginning where the reader takes no more; return whether all was written.
+    """Write a record, or its beginning if the reader takes no more; return whether all was written.
 
-    A pipe with room takes at least ``PIPE_BUF`` bytes at once (pipe(7)); a longer one could wait.
+    A pipe with room takes at least ``PIPE_BUF`` bytes at once (pipe(7)); a longer write could wait.
     """
     for start in range(0, len(text), PART_LENGTH):
         if start and not _has_room(stream):
@@ -249,7 +248,7 @@ def _is_journal(stream: TextIO) -> bool:
 
 
 def _forwarder(logger: Callable[[], loguru.Logger]) -> Any:
-    """Make the handler that brings records of asyncio, grpc and others here."""
+    """Make the handler that forwards records of asyncio, grpc and others to this log."""
     import logging
 
     class Forwarder(logging.Handler):
@@ -298,7 +297,7 @@ def _json(record: loguru.Record) -> list[str]:
 
 
 def _fitted(entry: dict[str, object]) -> dict[str, object]:
-    """Cut the values of a JSON object, the later ones first, so that it is a line that is not too long."""
+    """Cut the values of a JSON object, the later ones first, until its line is short enough."""
     if len(json.dumps(entry, default=str)) <= LINE:
         return entry
     fitted: dict[str, object] = {}
@@ -306,7 +305,7 @@ def _fitted(entry: dict[str, object]) -> dict[str, object]:
     for key, value in entry.items():
         size = len(json.dumps({key: value}, default=str))
         if size > room - _KEPT:
-            # One character takes up to six bytes of JSON, one beyond the first 65,536 twelve.
+            # A character takes up to six bytes in JSON, or twelve if it is beyond the first 65,536.
             value = str(value)[: max(0, room - _KEPT - len(key)) // 12] + "..."
             size = len(json.dumps({key: value}))
         if size > room:
@@ -321,7 +320,7 @@ def _caller(record: loguru.Record) -> str:
 
 
 def _trace(record: loguru.Record) -> list[str]:
-    """Return the lines of the exception's stack trace; of one that is too long the beginning and the end."""
+    """Return the lines of the exception's stack trace; if it is too long, its beginning and its end."""
     caught = record["exception"]
     if caught is None or caught.value is None:
         return []

@@ -1,9 +1,9 @@
 """Keeps the memory of the daemon small.
 
 A node daemon lives as long as the node, so modules that only its start needs must not stay in memory. These
-are ``ssl`` and ``_hashlib``, which asyncio and hashlib load although nothing here uses TLS; click and yaml,
-once the configuration is read; and protobuf's implementation in Python where the one in C (upb) is in use.
-``make bench`` prints what the process takes.
+are ``ssl`` and ``_hashlib``, which asyncio and hashlib load although the daemon does not use TLS; click and
+yaml, after the configuration is read; and protobuf's implementation in Python if the one in C (upb) is in
+use. ``make bench`` prints the memory of the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _START_ONLY = (
     "proxy.config.load",
     "proxy.config.show",
     "gettext",
-    "hpack",  # of which the relay has taken what it needs
+    "hpack",  # the relay has already taken the parts that it needs
 )
 
 
@@ -50,8 +50,8 @@ def allow_tls() -> None:
 def without_python_messages() -> None:
     """Keep protobuf from loading its implementation in Python, with the text format and the decoders.
 
-    protobuf's ``descriptor_pool`` and ``builder`` import it always, and use it only where there is no upb.
-    Must be called before protobuf's classes are imported. Each of the other modules can still be imported.
+    protobuf's ``descriptor_pool`` and ``builder`` always import it, but use it only if there is no upb. Must
+    be called before protobuf's classes are imported. Each of the other modules can still be imported.
     """
     from google.protobuf.internal import api_implementation
 
@@ -62,7 +62,7 @@ def without_python_messages() -> None:
 def drop_start_only_modules() -> None:
     """Forget modules that only reading the command line and the configuration needed.
 
-    What is imported next takes their place in memory. A module that is still referred to stays alive.
+    Modules that are imported later take their place in memory. A module that is still referenced stays alive.
     """
     for name in list(sys.modules):
         if name.startswith(_START_ONLY):
@@ -71,7 +71,7 @@ def drop_start_only_modules() -> None:
 
 
 def trim() -> None:
-    """Return free memory to the kernel, where the C library can (glibc)."""
+    """Return free memory to the kernel, if the C library can (glibc)."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):
@@ -79,7 +79,7 @@ def trim() -> None:
 
 
 def resident() -> int:
-    """Return the resident memory of this process in bytes; 0 where the kernel does not report it."""
+    """Return the resident memory of this process in bytes; 0 if the kernel does not report it."""
     try:
         with open("/proc/self/statm") as statm:  # noqa: PTH123  procfs, as it is
             return int(statm.read().split()[1]) * _PAGE
@@ -88,14 +88,14 @@ def resident() -> int:
 
 
 def _mallopt(*options: tuple[int, int]) -> bool:
-    """Set options of the C library's allocator; False where it has no ``mallopt`` (not glibc) or refuses."""
+    """Set options of the C library's allocator; False if it has no ``mallopt`` (not glibc) or refuses."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
     mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     mallopt.restype = ctypes.c_int
-    accepted = [mallopt(*option) for option in options]  # all of them, also after one that is refused
+    accepted = [mallopt(*option) for option in options]  # all of them, even after a refused one
     return all(accepted)
 
 
@@ -105,7 +105,7 @@ def one_arena() -> bool:
     Each thread would otherwise get an arena of its own, which never shrinks below what it once needed.
 
     Returns:
-        False where the C library cannot.
+        False if the C library cannot.
     """
     return _mallopt((_M_ARENA_MAX, 1))
 
@@ -114,35 +114,36 @@ def keep_large_blocks() -> bool:
     """Let the allocator keep blocks of up to 8 MiB and up to 16 MiB of free memory.
 
     A read of up to 256 KiB is above glibc's threshold of 128 KiB, from which on every block is mapped,
-    faulted in and unmapped again (mallopt(3), ``M_MMAP_THRESHOLD``). A service unit can say the same in its
-    environment (``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_``); this is for other processes.
+    faulted in and unmapped again (mallopt(3), ``M_MMAP_THRESHOLD``). A service unit can set the same in its
+    environment (``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_``); this function is for other
+    processes.
 
     Returns:
-        False where the C library cannot; nothing depends on it.
+        False if the C library cannot; nothing depends on it.
     """
     return _mallopt((_M_MMAP_THRESHOLD, 8 << 20), (_M_TRIM_THRESHOLD, 16 << 20))
 
 
 def freeze_modules() -> None:
-    """Exclude what has been imported so far from garbage collection; call it before calls are served.
+    """Exclude all modules imported so far from garbage collection; used before calls are served.
 
     A full collection stops all threads for as long as it takes to visit every object, and with all modules
-    that is tens of milliseconds, in the middle of the first comparison.
+    that is tens of milliseconds, in the middle of the first reconcile.
     """
     gc.freeze()
 
 
 def freeze() -> None:
-    """Exclude what start-up has built from garbage collection; call it once, when everything is running."""
+    """Exclude the start-up's objects from garbage collection; call it once, when everything is running."""
     gc.collect()
     gc.freeze()
 
 
 def drop_clean_pages() -> int:
-    """Unmap the pages of the interpreter and of libraries, which are used now and then.
+    """Unmap the pages of the interpreter and of libraries that are rarely used.
 
     A start runs through far more code than an idle daemon, and mapping one page of a file maps those around
-    it. Clean pages stay in the page cache; what is needed next is mapped again without reading the file.
+    it. Clean pages stay in the page cache; a page that is needed again is mapped without reading the file.
     Mappings that hold a written page (relocated data) are left alone.
 
     Returns:

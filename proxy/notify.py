@@ -1,4 +1,4 @@
-"""Notifies systemd of readiness, a line of status, and signs of life (sd_notify(3))."""
+"""Sends systemd the daemon's readiness, a status line, and signs of life (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class SystemdNotifier:
     def reloading(self) -> None:
         """The service reads its configuration again; ``ready`` follows.
 
-        The time is what ``Type=notify-reload`` needs (sd_notify(3)).
+        The message has the time, because ``Type=notify-reload`` needs it (sd_notify(3)).
         """
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def status(self, text: str) -> None:
-        """What the daemon is doing, for ``systemctl status``."""
+        """The present activity of the daemon, for ``systemctl status``."""
         self._send(_status(text))
 
     def main_process(self, pid: int) -> None:

@@ -1,8 +1,8 @@
 """Opens files that a user names, or that other programs put in place, without waiting for a writer.
 
-A named pipe at the place of a file would block its reader until some process writes to it, and a device may
+A named pipe in the place of a file would block its reader until some process writes to it, and a device may
 have no end. Such a path is an error. Exceptions are ``/dev/null``, and paths of descriptors that the process
-has inherited: ``/dev/stdin`` and, of a shell's ``<(COMMAND)``, ``/dev/fd/N``.
+has inherited: ``/dev/stdin``, and ``/dev/fd/N`` from a shell's ``<(COMMAND)``.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A configuration determines what the daemon does, and a hook runs with all privileges of the daemon. A user
 with write access to a file can change its content; a user with write access to a directory can replace the
 file. So both count, and so does each directory above, up to the root, including those of each link on the
-path. A directory above may be writable for all users where it is sticky, as ``/tmp`` is: they cannot rename
-files of root in it.
+path. A directory above may be writable for all users if it is sticky, as ``/tmp`` is: they cannot rename
+root's files in it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ _LINKS = 40
 
 
 class Trust:
-    """Checks files and directories; keeps what it found of directories for the duration of one check."""
+    """Checks files and directories; keeps its results for directories for the duration of one check."""
 
     def __init__(self, owners: Collection[int] = ()) -> None:
-        """Begin with nothing checked.
+        """Start without results.
 
         Args:
-            owners: Users that are trusted besides root and the user of this process.
+            owners: Users that are trusted in addition to root and the user of this process.
         """
         self._owners = frozenset((0, os.geteuid(), *owners))
         self._directories: dict[tuple[str, bool], str] = {}
         self._answers: dict[tuple[Path, bool], str] = {}
 
     def directory_problem(self, directory: Path, *, sticky: bool = False) -> str:
-        """Return why files in a directory cannot be trusted, with the command that corrects it; or nothing.
+        """Return why files in a directory cannot be trusted, with the command that corrects this; or nothing.
 
         Args:
             directory: The directory.
-            sticky: Whether the directory itself may be writable for others if it is sticky, as those above.
+            sticky: Whether the directory itself may be writable for others if it is sticky, like those above
+                it.
 
         Raises:
-            OSError: It cannot be examined.
+            OSError: The directory cannot be examined.
         """
         known = self._answers.get((directory, sticky))
         if known is not None:
@@ -63,7 +64,7 @@ class Trust:
         """Return why a file cannot be trusted, with the command that corrects it; or nothing.
 
         Raises:
-            OSError: It cannot be examined; FileNotFoundError for a link to nothing.
+            OSError: The file cannot be examined; FileNotFoundError for a link to nothing.
         """
         last = path
         for last in steps(path):
@@ -103,7 +104,7 @@ class Trust:
 
 
 def steps(path: Path) -> Iterator[Path]:
-    """Walk a file's links: each place as it really is; the last one is no link.
+    """Walk a file's links: yield each resolved place; the last one is not a link.
 
     Raises:
         OSError: It cannot be examined, or there are too many links.
@@ -119,7 +120,7 @@ def steps(path: Path) -> Iterator[Path]:
 
 
 def readable(path: Path, status: os.stat_result) -> str:
-    """Return which others can read a file, with the command that corrects it. Group root counts as root."""
+    """Return which others can read a file, with the command that corrects this. Group root counts as root."""
     group = bool(status.st_mode & stat.S_IRGRP) and status.st_gid != 0
     others = bool(status.st_mode & stat.S_IROTH)
     return _open_to(f"{path} can be read by", "r", str(path), status, group, others)

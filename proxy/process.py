@@ -19,17 +19,18 @@ from proxy.model.errors import TopoproxyError
 from proxy.standard_streams import report
 
 END_S, LAST_WORDS_S = 4.6, 0.3
-"""Seconds after ``drainTimeout`` at which the process ends, whatever hangs: five, with those for the log."""
+"""Seconds after ``drainTimeout`` at which the process ends, whatever hangs, and seconds for its last log
+message: five together."""
 OVERDUE = 1
-"""The exit code then."""
+"""The exit code in that case."""
 
 
 def _end_within(seconds: float) -> None:
-    """End the process in this many seconds, also where a thread or the end of the interpreter hangs."""
+    """End the process in this many seconds, even if a thread or the end of the interpreter hangs."""
 
     def end() -> None:
         time.sleep(seconds)
-        # The log may be what hangs.
+        # The log itself may hang.
         last = threading.Thread(target=_log_overdue, args=(seconds,), daemon=True)
         last.start()
         last.join(LAST_WORDS_S)
@@ -57,8 +58,8 @@ async def _serve(
     """Serve until SIGTERM or SIGINT, or until another process has replaced this one.
 
     Args:
-        daemon: What serves.
-        ending: Called when a signal has come.
+        daemon: The daemon that serves.
+        ending: Called when a signal has arrived.
         started: Called when calls are answered.
     """
     loop = asyncio.get_running_loop()
@@ -110,8 +111,8 @@ def run(config: Config, early: EarlySocket | None = None) -> int:
     """Serve until SIGTERM or SIGINT.
 
     Args:
-        config: What to do.
-        early: The socket, if it is open already.
+        config: The configuration.
+        early: The socket, if it is already open.
 
     Returns:
         The exit code.
@@ -121,7 +122,7 @@ def run(config: Config, early: EarlySocket | None = None) -> int:
     """
     logs.setup(config.log.level, config.log.format, logs.with_own_descriptor(sys.stderr))
     if early is not None and early.predecessor is not None:
-        import proxy.assembly  # noqa: F401  now, while calls are still answered
+        import proxy.assembly  # noqa: F401  import it now, while calls are still answered
 
         early.predecessor.wait_for_turn()
     with asyncio.Runner(loop_factory=RelayLoop) as runner:
@@ -133,8 +134,8 @@ def run_to_end(config: Config, early: EarlySocket | None = None) -> int:
     """Serve; report the error that ends the daemon, and return an exit code.
 
     Args:
-        config: What to do.
-        early: The socket, if it is open already.
+        config: The configuration.
+        early: The socket, if it is already open.
 
     Returns:
         The exit code.

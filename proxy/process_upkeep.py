@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from proxy.notify import SystemdNotifier
 
 SETTLED_S = 0.2
-"""Seconds after the first comparison until the memory that it needed is freed."""
+"""Seconds after the first reconcile until its memory is freed."""
 SOON_S, LATER_S = 0.3, 1.0
-"""Seconds between two checks whether memory can be returned: at first, and later."""
+"""Seconds between two checks whether memory can be returned to the kernel: at first, and later."""
 SOON_CHECKS = 6
 GROWN_BYTES = 8 << 20
-"""Growth since the last time that makes it worth returning memory to the kernel."""
+"""Memory is returned to the kernel if it has grown by this much since the last time."""
 
 
 async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status: Callable[[], str]) -> None:
-    """Send signs of life, unless workers are stuck for so long that a restart is due.
+    """Send signs of life, unless workers have been stuck so long that a restart is due.
 
     Args:
-        notifier: Reaches systemd; without a watchdog this returns.
-        health: Knows which workers are stuck; None where there are none.
+        notifier: Reaches systemd; without a watchdog the function returns.
+        health: Knows which workers are stuck; None if there are no workers.
         status: Returns the line for ``systemctl status`` while all is well.
     """
     reported: list[str] = []
@@ -52,7 +52,7 @@ async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status
 
 
 async def stay_small(executor: NodeContext) -> None:
-    """Free the memory of start-up and of the first comparison; later, that of comparisons and messages."""
+    """Free the memory of the start and the first reconcile; later, that of reconciles and messages."""
     await executor.reconciled.wait()
     await asyncio.sleep(SETTLED_S)
     memory_trim.freeze()

@@ -49,7 +49,7 @@ def settings(part: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def metric_names(metric: Metric) -> Iterator[str]:
-    """Return the exported name of a metric, and the former one that it still has."""
+    """Yield the exported name of a metric, and its former name if it still has one."""
     yield metric.full_name()
     if metric.former:
         yield metric.full_name(metric.former)

@@ -1,6 +1,6 @@
-"""Standard output and standard error that cannot be written: closed, without a reader, or on a full disk.
+"""Handles standard output and error that cannot be written: closed, without a reader, or on a full disk.
 
-The exit code of a failed command is that of its error, whether or not the message could be written.
+A failed command has the exit code of its error, whether or not the message could be written.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def prepare() -> None:
     Characters that the encoding of standard output lacks are written as escapes: names of files need not be
     UTF-8. The escapes are those of JSON, so that JSON stays valid.
 
-    Where its parent has closed standard error, the process gets one that discards everything. Python has no
-    ``sys.stderr`` then, so that messages would go to standard output, and the next file that is opened could
-    get the descriptor.
+    If the parent has closed standard error, the process gets one that discards everything. Otherwise Python
+    would have no ``sys.stderr``, so messages would go to standard output, and the next file that is opened
+    could get the descriptor.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         codecs.register_error(_JSON_ESCAPES, _escaped)
@@ -45,15 +45,15 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 def report(message: str) -> None:
-    """Write a line to standard error; it is lost where that cannot be written."""
+    """Write a line to standard error; it is lost if standard error cannot be written."""
     write_errors(lambda: print(message, file=sys.stderr, flush=True))
 
 
 def write_errors(write: Callable[[], object]) -> None:
-    """Call what writes to standard error; what cannot be written is lost.
+    """Call a function that writes to standard error; output that cannot be written is lost.
 
     Args:
-        write: Writes it.
+        write: The function.
     """
     try:
         write()
@@ -62,7 +62,7 @@ def write_errors(write: Callable[[], object]) -> None:
 
 
 def flush_or_discard() -> None:
-    """Write what is buffered, or discard it: it must not raise an error when the interpreter ends."""
+    """Write buffered output, or discard it: it must not raise an error when the interpreter ends."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -72,7 +72,7 @@ def flush_or_discard() -> None:
 
 
 def _discard(stream: TextIO) -> None:
-    """Send what is still buffered, and what is written later, nowhere."""
+    """Discard the buffered output and all later output of a stream."""
     nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -1,7 +1,7 @@
 """The daemon's state directory: its lock, and the ledger in it.
 
-One process uses the directory at a time. Where the disk is full or cannot be written, the daemon serves
-without a lock or without a ledger: a node without a proxy is worse than one that rebuilds its state at each
+One process uses the directory at a time. If the disk is full or cannot be written, the daemon serves without
+a lock or without a ledger: a node without a proxy is worse than a proxy that rebuilds its state at each
 start.
 """
 
@@ -18,7 +18,7 @@ from proxy.model.errors import CannotCreateError
 from proxy.sockets.instance_lock import Lock
 
 NO_ROOM = (errno.EROFS, *FULL)
-"""Why a lock cannot be taken in a state directory that is configured correctly."""
+"""Errors for which a lock cannot be taken although the state directory is configured correctly."""
 NOT_KEPT = "placements are not kept (a restart queries the runtime)"
 
 
@@ -26,9 +26,9 @@ class StateDirectory:
     """The state directory, open for this process.
 
     Attributes:
-        ledger: Where records are kept; None where the directory cannot be written.
+        ledger: Keeps records; None if the directory cannot be written.
         entries: The records of the last run, by key.
-        notes: What is to be reported about the ledger.
+        notes: Notes on the ledger that must be reported.
     """
 
     def __init__(self, path: Path, fingerprint: str) -> None:

@@ -1,8 +1,8 @@
 """Computes the new content of the files that an attach changes, and runs ``systemctl``.
 
-Every node with systemd has that command, and it needs no connection to D-Bus. The rest is pure functions. A
-file of the operator's or kubelet's (below ``/etc``, ``/run``, ``/var``) is changed in place. The unit files
-of a package are not: a drop-in repeats the one setting of the unit with the new endpoint.
+Every node with systemd has this command, and it needs no connection to D-Bus. The other functions are pure. A
+file of the operator or of kubelet (below ``/etc``, ``/run``, ``/var``) is changed in place. The unit files of
+a package are not changed: a drop-in repeats the one setting of the unit with the new endpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EMPTY_KEY = re.compile(
     r"|(?=[ \t]*(?:[ \t]#|[,}}]|\r?$)))",
     re.MULTILINE,
 )
-"""The key without a value; the groups are its quotes and its null, where it has them."""
+"""The key without a value; the groups are its quotes and its null, if it has them."""
 _CHANGEABLE = ("etc", "run", "var")
 
 SHOWN = ("ActiveState", "SubState", "Result", "MainPID", "ControlGroup", "NRestarts")
@@ -67,7 +67,7 @@ def systemctl(arguments: Sequence[str], limit: float) -> str:
 
 
 def enabled_state(unit: str) -> str:
-    """Return ``enabled``, ``disabled``, ``masked`` and so on; empty where there is no such unit."""
+    """Return ``enabled``, ``disabled``, ``masked`` and so on; empty if there is no such unit."""
     try:
         done = subprocess.run(  # noqa: S603
             ["systemctl", "is-enabled", unit],  # noqa: S607
@@ -83,7 +83,7 @@ def enabled_state(unit: str) -> str:
 
 
 def unit_state(unit: str) -> dict[str, str]:
-    """Return the properties that describe the state of a unit; empty where they cannot be read."""
+    """Return the properties that describe the state of a unit; empty if they cannot be read."""
     try:
         text = systemctl(["show", unit, "-p", ",".join(SHOWN)], 10)
     except TopoproxyError:
@@ -95,9 +95,9 @@ class FileChange(Struct, frozen=True):
     """A file that is changed.
 
     Attributes:
-        path: The file on the node: without the directory that stands for ``/``.
-        before: Its bytes; None where there is none.
-        after: Its bytes afterwards.
+        path: The file on the node, without the directory that stands for ``/``.
+        before: Its bytes before the change; None if there is no file.
+        after: Its bytes after the change.
     """
 
     path: Path
@@ -116,15 +116,15 @@ class FileChange(Struct, frozen=True):
 
 
 def plan(files: KubeletFiles, root: Path, endpoint: str) -> list[FileChange]:
-    """Return the changes that point kubelet at an endpoint: the file in effect, and kubeadm's copy of it.
+    """Return the changes that point kubelet at an endpoint: of the file in effect, and of kubeadm's copy.
 
     Args:
-        files: What decides on kubelet's endpoint.
-        root: What stands for ``/``.
-        endpoint: The endpoint, as ``unix:///run/topoproxy/cri.sock``.
+        files: The files that decide on kubelet's endpoint.
+        root: The directory that stands for ``/``.
+        endpoint: The endpoint, such as ``unix:///run/topoproxy/cri.sock``.
 
     Raises:
-        TopoproxyError: A file cannot be changed as it is.
+        TopoproxyError: A file cannot be changed in its present form.
     """
     return list(_plan(files, root, endpoint))
 
@@ -166,7 +166,7 @@ def replaced(value: Span, root: Path, new: str) -> FileChange:
     """Change a value in place.
 
     Raises:
-        TopoproxyError: The file has changed meanwhile.
+        TopoproxyError: The file has changed since it was read.
     """
     path = value.path.resolve()
     text = path.read_bytes().decode()
@@ -177,7 +177,7 @@ def replaced(value: Span, root: Path, new: str) -> FileChange:
 
 
 def _checked(value: Span, root: Path, endpoint: str) -> FileChange:
-    """Change a configuration file, and check that nothing but the endpoint differs."""
+    """Change a configuration file, and check that only the endpoint differs."""
     change = replaced(value, root, endpoint)
     _check(change, endpoint)
     return change
@@ -196,7 +196,7 @@ def _check(change: FileChange, endpoint: str) -> None:
 
 
 def _with_key(config: Path, root: Path, endpoint: str) -> FileChange:
-    """Set the key in the configuration file, which lacks it or has it empty: kubelet uses its default."""
+    """Set the key in the configuration file, where it is missing or empty, so kubelet uses its default."""
     try:
         path = config.resolve(strict=True)
         text = path.read_bytes().decode()
@@ -251,13 +251,13 @@ def copied_endpoints(
 ) -> list[FileChange]:
     """Return the changes of files that name our endpoint although no attach wrote it there.
 
-    kubeadm carries an endpoint over from one file to another when it upgrades a node.
+    When kubeadm upgrades a node, it copies an endpoint from one file to another.
 
     Args:
-        files: What decides on kubelet's endpoint.
-        root: What stands for ``/``.
+        files: The files that decide on kubelet's endpoint.
+        root: The directory that stands for ``/``.
         endpoint: The endpoint of topoproxy.
-        previous: The one that they are to name.
+        previous: The endpoint that they must name again.
         known: The files that the attach wrote.
     """
     values = (files.flag, files.drop_in, files.config, files.instance)

@@ -23,11 +23,11 @@ def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> s
     Args:
         node: The node.
         timeout: Seconds for systemd and kubelet.
-        force: Also where another program changed a file: there only the endpoint goes back.
-        release: Give containers back first.
+        force: Detach even if another program changed a file; in that file only the endpoint is restored.
+        release: Release the containers first.
 
     Raises:
-        TopoproxyError: It cannot be done.
+        TopoproxyError: Kubelet cannot be detached.
     """
     journal = journals.load(node.state)
     if journal is None:
@@ -61,7 +61,7 @@ def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> s
 
 
 def refuse_changed_files(node: AttachNode, journal: AttachJournal, *, force: bool) -> None:
-    """Refuse to undo changes of another program.
+    """Raise if an undo would lose changes of another program.
 
     Raises:
         TopoproxyError: A file was changed since the attach, and this is not forced.
@@ -108,12 +108,12 @@ def _release(node: AttachNode) -> bool:
 
 
 def undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None:
-    """Undo an attach: files, kubelet, our units; then the journal goes.
+    """Undo an attach: files, kubelet, our units; then remove the journal.
 
     Args:
         node: The node.
         journal: The journal of the attach; None for none.
-        limit: Seconds for each command of systemd, but at least 10, and ``STOP_S`` where our units are
+        limit: Seconds for each command of systemd: at least 10, and at least ``STOP_S`` when our units are
             disabled or stopped.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Notices that kubelet's files name another endpoint than the one that ``topoproxy attach`` set.
+"""Detects that kubelet's files name another endpoint than the one that ``topoproxy attach`` set.
 
 An upgrade of kubeadm writes kubelet's files again. The running kubelet keeps its connections; after its next
-start they bypass topoproxy. On a node without the journal of an attach nothing is checked.
+start its calls bypass topoproxy. On a node without the journal of an attach nothing is checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AttachedKubelet(Struct, frozen=True):
 
     Attributes:
         endpoint: The endpoint that was set.
-        reset: What names another one; empty while kubelet's next start uses the endpoint.
+        reset: The place that names another endpoint; empty while kubelet's next start uses the endpoint.
     """
 
     endpoint: str
@@ -33,12 +33,12 @@ class AttachedKubelet(Struct, frozen=True):
 
 
 def attached_kubelet(state: Path, directory: Path, root: Path = Path("/")) -> AttachedKubelet | None:
-    """Compare kubelet's files with the journal; None on a node that is not attached; blocks on the disk.
+    """Check kubelet's files against the journal; None on a node that is not attached; blocks on the disk.
 
     Args:
         state: topoproxy's state directory.
         directory: kubelet's directory, usually ``/var/lib/kubelet``; below ``root`` already.
-        root: What stands for ``/``.
+        root: The directory that stands for ``/``.
     """
     endpoint = attached_endpoint(state)
     if not endpoint:
@@ -58,7 +58,7 @@ class EndpointWatch:
     """Checks once a minute, in a worker thread.
 
     Attributes:
-        found: The result of the last check; None where kubelet is not attached.
+        found: The result of the last check; None if kubelet is not attached.
     """
 
     def __init__(self, telemetry: Telemetry, check: Callable[[], AttachedKubelet | None]) -> None:
@@ -79,7 +79,7 @@ class EndpointWatch:
             await asyncio.sleep(PERIOD_S)
 
     async def check(self) -> None:
-        """Report that the endpoint was reset, and the end of that."""
+        """Report that the endpoint was reset, or that this problem is over."""
         before, self.found = self.found, await asyncio.to_thread(self._look)
         was, reset = (each.reset if each is not None else "" for each in (before, self.found))
         if was and was != reset:
@@ -88,5 +88,5 @@ class EndpointWatch:
             self._telemetry.problem(RESET, reason=reset)
 
     def page(self) -> dict[str, object]:
-        """Return what the status shows."""
+        """Return the part of the status about the attach."""
         return {} if self.found is None else {"endpoint": self.found.endpoint, "reset": self.found.reset}

@@ -1,4 +1,4 @@
-"""The journal of an attach: it keeps, durably, what each file contained before it was changed.
+"""The journal of an attach: a durable copy of each file as it was before the attach changed it.
 
 It is a directory of plain files, so that a shell script can undo the attach without anything else:
 
@@ -15,8 +15,9 @@ It is a directory of plain files, so that a shell script can undo the attach wit
     1/sums               SHA-256 of before and of after; - where there was no file
     complete             written last
 
-It is written next to its place, synced, and renamed: there is a whole journal or none. Where one takes the
-place of another, the older one is ``attach.old`` for a moment. One that is being removed is ``attach.gone``.
+It is written next to its place, synced, and renamed, so there is a whole journal or none. While a journal
+replaces an older one, the older one is ``attach.old`` for a moment. A journal that is being removed is
+``attach.gone``.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from proxy.model.errors import CannotCreateError, InputError, PermissionDeniedEr
 
 
 class AttachJournal(Struct, frozen=True):
-    """What an attach did.
+    """The changes of an attach.
 
     Attributes:
         state: ``begun``, ``changing`` or ``attached``.
         unit: The unit that runs kubelet.
         endpoint: The endpoint that was set.
-        previous: The one before.
+        previous: The endpoint before the attach.
         enabled: Units that the attach enabled.
         changes: The files.
         made: Directories that the attach made, the outermost first.
@@ -67,7 +68,7 @@ def _denied(directory: Path, error: PermissionError) -> PermissionDeniedError:
 
 
 def load(state: Path) -> AttachJournal | None:
-    """Read the journal; None where there is none.
+    """Read the journal; None if there is none.
 
     Raises:
         InputError: It cannot be used.
@@ -132,13 +133,13 @@ def _sum(data: bytes | None) -> str:
 
 
 def write(state: Path, journal: AttachJournal, root: Path, kept: Path | None = None) -> None:
-    """Write a journal, durably, in the place of the one that is there.
+    """Write a journal durably; it replaces an existing one.
 
     Args:
         state: topoproxy's state directory.
-        journal: What will be done.
-        root: What stands for ``/``.
-        kept: The journal before, whose copies of files that are still changed are taken over.
+        journal: The changes that will be made.
+        root: The directory that stands for ``/``.
+        kept: The former journal; its copies of files that are still changed are taken over.
 
     Raises:
         CannotCreateError: It cannot be written.
@@ -179,7 +180,7 @@ def _publish(state: Path, draft: Path) -> None:
 
 
 def _find_unchanged(kept: Path | None, change: FileChange) -> Path | None:
-    """Find the entry of a file in the journal before, if it still has the file's original."""
+    """Find the entry of a file in the former journal, if it still has the file's original."""
     for entry in kept.iterdir() if kept is not None and kept.exists() else ():
         if entry.name.isdigit() and (entry / "path").read_text() == f"{change.path}\n":
             copy = entry / "before"
@@ -212,7 +213,7 @@ def _write_entry(entry: Path, change: FileChange, root: Path, kept: Path | None)
 
 
 def copy_as_is(source: Path, to: Path) -> None:
-    """Copy a file with its mode, owner, time and security label; the copy replaces what is there at once."""
+    """Copy a file with its mode, owner, time and security label; the copy replaces an old file at once."""
     status = source.stat()
 
     def finish(draft: int) -> None:
@@ -239,7 +240,7 @@ def mark(state: Path, stage: str) -> None:
 
 
 def remove(state: Path) -> None:
-    """Remove the journal: it is renamed first, so that there is a whole journal or none.
+    """Remove the journal; rename it first, so that there is a whole journal or none.
 
     Raises:
         CannotCreateError: It cannot be removed.
@@ -248,7 +249,7 @@ def remove(state: Path) -> None:
     try:
         for name in (f"{NAME}.new", f"{NAME}.old", NAME):
             directory = state / name
-            if gone.exists():  # a removal was cut off
+            if gone.exists():  # a removal was interrupted
                 shutil.rmtree(gone)
             if directory.exists():
                 directory.rename(gone)
@@ -277,7 +278,7 @@ def apply(change: FileChange, root: Path) -> None:
 
 
 def files_changed_by_others(journal: AttachJournal, root: Path) -> list[Path]:
-    """Return the files that are neither as before the attach nor as after it."""
+    """Return the files that have neither their content before the attach nor that after it."""
     return [c.path for c in journal.changes if _now(c, root) not in (c.before, c.after)]
 
 
@@ -315,7 +316,7 @@ def restore(state: Path, journal: AttachJournal, root: Path) -> None:
 
 
 def pending(journal: AttachJournal, root: Path) -> list[tuple[FileChange, bytes | None]]:
-    """Return the files that a detach changes, and what each will hold; None where it is removed."""
+    """Return the files that a detach changes, and the new content of each; None if it is removed."""
     targets = []
     for change in journal.changes:
         now = _now(change, root)
@@ -339,8 +340,8 @@ def _original(state: Path, change: FileChange) -> Path:
 def merged(old: AttachJournal | None, changes: Sequence[FileChange], root: Path) -> tuple[FileChange, ...]:
     """Combine the changes of a journal with further ones.
 
-    A file that is as the journal left it keeps its original. One that another program has written since
-    counts as it is now: that is what a detach has to bring back.
+    A file that is unchanged since the journal keeps its original. If another program has written a file since
+    then, its present content becomes the original that a detach has to restore.
     """
     rest = {change.path: change for change in changes}
     kept = []

@@ -18,11 +18,11 @@ class AttachNode:
     """The node.
 
     Attributes:
-        root: What stands for ``/`` where kubelet and systemd have files.
+        root: The directory that stands for ``/`` in the paths of kubelet and systemd.
         state: topoproxy's state directory.
         directory: kubelet's directory, without ``root``.
-        procfs: What stands for /proc.
-        listen: The socket that kubelet is to use.
+        procfs: The directory that stands for /proc.
+        listen: The socket that kubelet should use.
         query: Queries the daemon: the route, and whether it is an action.
         report_progress: Takes messages.
     """
@@ -37,7 +37,7 @@ class AttachNode:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint that kubelet is to use."""
+        """The endpoint that kubelet should use."""
         return f"unix://{self.listen}"
 
     def files(self) -> KubeletFiles:

@@ -1,13 +1,13 @@
 """Attaches kubelet to topoproxy.
 
 The order of an attach: journal -> topoproxy runs and reaches the runtime of kubelet -> files -> restart of
-kubelet -> its calls arrive -> the journal records it. What fails or is interrupted (Ctrl-C, SIGTERM) before
-the end is undone, from the journal; what is cut off (a kill, a power loss) is undone by the next attach, by
-detach or by the script rescue-detach.
+kubelet -> its calls arrive -> the journal records it. An attach that fails or is interrupted (Ctrl-C,
+SIGTERM) before the end is undone from the journal. An attach that is cut off (by a kill or a power loss) is
+undone by the next attach, by detach or by the script rescue-detach.
 
-An attach that sets a reset endpoint again begins while the running kubelet uses topoproxy. The journal of
-the earlier attach stays in effect until topoproxy is ready: up to there nothing is to be undone, and
-topoproxy must not be stopped. Then a new journal takes its place, whose state is "changing" at once.
+If an attach sets a reset endpoint again, the running kubelet still uses topoproxy. The journal of the earlier
+attach stays in effect until topoproxy is ready: until then nothing must be undone, and topoproxy must not be
+stopped. Then a new journal replaces it, and its state is "changing" at once.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ ROLLED_BACK = "all changes were rolled back"
 CPUSETS = "containers keep their cpusets (topoproxy release --offline)"
 UNCHANGED = "no file was changed, and kubelet was not restarted"
 UNDO_SHARE = 0.25
-"""Part of the deadline that is kept for undoing."""
+"""The part of the deadline that is kept for the undo."""
 
 
 def planned(node: AttachNode) -> list[FileChange]:
-    """Return what an attach would change now."""
+    """Return the changes that an attach would make now."""
     files = node.files()
     changes = plan(files, node.root, node.endpoint)
     if changes and _uses_us(node, files) and journals.load(node.state) is None:
@@ -58,7 +58,7 @@ def attach(node: AttachNode, timeout: float) -> str:
         A message.
 
     Raises:
-        TopoproxyError: It cannot be done. Nothing has changed, or what had is undone.
+        TopoproxyError: Kubelet cannot be attached. Nothing has changed, or the changes were undone.
     """
     end = time.monotonic() + timeout * (1 - UNDO_SHARE)
     old = journals.load(node.state)
@@ -134,7 +134,7 @@ def _undone_on_failure(node: AttachNode, limit: float, result: str) -> Iterator[
 
 @contextmanager
 def _unchanged_on_failure(node: AttachNode) -> Iterator[None]:
-    """Report of a repeated attach that fails, or is interrupted, that kubelet is as it was before."""
+    """If a repeated attach fails or is interrupted, report that kubelet is unchanged."""
     try:
         yield
     except TopoproxyError as error:
@@ -150,7 +150,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _roll_back(node: AttachNode, limit: float, cause: str) -> None:
-    """Undo an attach from its journal, and say so if that does not succeed either."""
+    """Undo an attach from its journal, and report if the undo fails too."""
     try:
         undo(node, journals.load(node.state), limit)
     except TopoproxyError as error:
@@ -167,12 +167,12 @@ def _previous(files: KubeletFiles) -> str:
 
 
 def _uses_us(node: AttachNode, files: KubeletFiles) -> bool:
-    """Return whether the file in effect names the socket of topoproxy already, with or without a scheme."""
+    """Return whether the file in effect already names topoproxy's socket, with or without a scheme."""
     return files.effective is not None and _same(files.effective.text, str(node.listen))
 
 
 def _refuse_set_by_hand(node: AttachNode, files: KubeletFiles) -> NoReturn:
-    """Refuse an attach that would take topoproxy itself for the runtime of kubelet."""
+    """Refuse an attach that would use topoproxy itself as kubelet's runtime."""
     value, instance = files.effective, files.instance
     assert value is not None
     message = f"cannot attach kubelet: {value.path} names {value.text}, and topoproxy attach did not set it"
@@ -184,7 +184,7 @@ def _refuse_set_by_hand(node: AttachNode, files: KubeletFiles) -> NoReturn:
 
 
 def _runs(unit: str) -> bool:
-    """Return whether a unit runs; one whose state is unknown counts as running, and is not stopped later."""
+    """Return whether a unit runs; a unit of unknown state counts as running, so it is not stopped later."""
     return unit_state(unit).get("ActiveState") not in ("inactive", "failed")
 
 
@@ -216,7 +216,7 @@ def _start(node: AttachNode, journal: AttachJournal, end: float) -> None:
 
 
 def _change(node: AttachNode, journal: AttachJournal, changes: list[FileChange], end: float) -> None:
-    """Change the files and restart kubelet; complete the journal once its calls arrive."""
+    """Change the files and restart kubelet; complete the journal when its calls arrive."""
     for change in changes:
         journals.apply(change, node.root)
     systemctl(["daemon-reload"], _remaining_s(end))
@@ -238,7 +238,7 @@ def _status(node: AttachNode) -> Mapping[str, object]:
 
 
 def _wait_ready(node: AttachNode, previous: str, end: float) -> None:
-    """Wait until the daemon reaches the runtime that kubelet uses now; another one has other containers."""
+    """Wait until the daemon reaches the runtime that kubelet uses now: another has other containers."""
     why = ""
     while True:
         try:
@@ -275,7 +275,7 @@ def _same(first: str, other: str) -> bool:
 
 
 def _wait_for_calls(node: AttachNode, unit: str, end: float, began: float) -> None:
-    """Wait until kubelet has called since ``began``; infinity: a call of the last 60 seconds counts.
+    """Wait until kubelet has called since ``began``; if that is infinity, a call of the last 60 s counts.
 
     Calls of other clients, such as crictl and monitoring agents, do not count.
     """

@@ -1,4 +1,4 @@
-"""The state and the endpoint in the journal of an attach: the only two files of it that the daemon reads."""
+"""The state and the endpoint in the journal of an attach: its only two files that the daemon reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BEGUN, CHANGING, ATTACHED = "begun", "changing", "attached"
 
 
 def directory_of(state: Path) -> Path:
-    """Return where the journal is, in topoproxy's state directory."""
+    """Return the directory of the journal in topoproxy's state directory."""
     old = state / f"{NAME}.old"
     return state / NAME if os.path.exists(state / NAME) or not os.path.exists(old) else old  # noqa: PTH110
 

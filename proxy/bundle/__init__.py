@@ -1,1 +1,1 @@
-"""What ``topoproxy bundle`` collects for a bug report, and how it is redacted."""
+"""Collects the content of ``topoproxy bundle`` for a bug report, and redacts it."""

@@ -1,4 +1,4 @@
-"""The sources of a bundle, each read by itself, and the archive that they go into."""
+"""The sources of a bundle, each read separately, and the archive for them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from proxy.topology.facts import machine_to_json
 from proxy.topology.reader import read_machine
 
 MEMBER_LIMIT = 8 << 20
-"""Bytes of one member. All of them together, and the archive in memory, are bounded by it."""
+"""The most bytes of one member. This also bounds all of them together, and the archive in memory."""
 LEDGER_LIMIT = 64 << 20
-"""Bytes of a ledger that is read."""
+"""The most bytes of a ledger that are read."""
 LOG_LINES = 5000
 LOG_S = 20.0
 DECIDED_PODS = 100
 DECISIONS_S = 20.0
-"""At most this long, decisions of at most this many pods are requested, the newest first."""
+"""For at most this long, decisions of at most this many pods are requested, the newest first."""
 UNIT = "topoproxy.service"
 _STAMP = re.compile(r"\d{1,11}\.\d{3} ")
 """Seconds since the epoch, before each record of the journal."""
@@ -54,7 +54,7 @@ PAGES = {
     "enforcement.json": "/enforce",
     "metrics.txt": "/metrics",
 }
-"""Answers of the daemon by member."""
+"""The daemon's answers, by member."""
 PACKAGES = (
     "cgroupspy",
     "click",
@@ -83,10 +83,10 @@ _NAMES = (
 
 
 class BundleSettings(Struct, frozen=True):
-    """What a bundle is made from.
+    """The inputs of a bundle.
 
     Attributes:
-        config: The configuration; the defaults where it is refused.
+        config: The configuration; the defaults if it is refused.
         refused: Why it is refused; empty if it is not.
         timeout: Seconds for each answer of the daemon.
         log: A file with the log; the journal if None.
@@ -115,7 +115,7 @@ class Collected(Struct, frozen=True):
 
 
 class TextEnd(Struct, frozen=True):
-    """The end of a text that is too long, from the beginning of a line.
+    """The end of a text that is too long; it starts at the beginning of a line.
 
     Attributes:
         text: The end.
@@ -127,7 +127,7 @@ class TextEnd(Struct, frozen=True):
 
 
 class AbsentError(Exception):
-    """A source is not there; the message says why."""
+    """A source does not exist; the message says why."""
 
 
 def collect(settings: BundleSettings) -> Collected:
@@ -144,7 +144,7 @@ def collect(settings: BundleSettings) -> Collected:
             raw[name] = read()
         except (AbsentError, TopoproxyError) as error:
             absent[name] = str(error)
-        except Exception as error:  # noqa: BLE001 - a source that is broken in a new way must not lose the others
+        except Exception as error:  # noqa: BLE001 - a new fault in one source must not lose the others
             absent[name] = f"cannot be read: {type(error).__name__}"
     for source in (raw.get("status.json"), raw.get("ledger.json"), raw.get("decisions.json")):
         redactor.know_names(_names(source))
@@ -186,7 +186,7 @@ def _sources(settings: BundleSettings) -> dict[str, Callable[[], object]]:
 
 
 def versions() -> dict[str, object]:
-    """Return the versions of topoproxy and of what it runs on."""
+    """Return the versions of topoproxy and of the software that it runs on."""
     versions_by_name: dict[str, str] = {}
     for name in PACKAGES:
         try:
@@ -238,7 +238,7 @@ def _ledger(config: Config) -> dict[str, object]:
 
 
 def _machine_of(ledger: bytes) -> str:
-    """Return the machine that the first line names; empty where it names none."""
+    """Return the machine that the first line names; empty if it names none."""
     try:
         return str(as_map(json.loads(ledger.partition(b"\n")[0][9:])).get("machine", ""))
     except (ValueError, RecursionError):
@@ -289,7 +289,7 @@ def _redacted(redactor: Redactor, name: str, content: object) -> bytes:
 
 
 def _line(redactor: Redactor, line: str) -> str:
-    """Redact a line of the log: in the JSON format by its keys, else by its words.
+    """Redact a line of the log: in the JSON format by its keys, otherwise by its words.
 
     A line from the journal begins with the time (``_journal``).
     """
@@ -304,15 +304,15 @@ def _line(redactor: Redactor, line: str) -> str:
 
 
 def _whole_lines(content: bytes) -> bytes:
-    """Return what follows the first line, of which the beginning is missing."""
+    """Return the content after the first line, whose beginning is missing."""
     return content.partition(b"\n")[2]
 
 
 def _bounded(content: bytes, *, tail: bool) -> tuple[bytes, int]:
-    """Cut a member that is too long: the end of the log is kept, of others the beginning.
+    """Cut a member that is too long: keep the end of the log, and the beginning of other members.
 
     Returns:
-        The member, and its size before; 0 where it was not cut.
+        The member, and its size before; 0 if it was not cut.
     """
     if len(content) <= MEMBER_LIMIT:
         return content, 0
@@ -324,7 +324,7 @@ def _json(value: object) -> bytes:
 
 
 def _paths(config: Config) -> Iterator[str]:
-    """Return the paths of the configuration, which are kept in texts."""
+    """Return the paths of the configuration; they are not redacted in texts."""
     paths = (config.listen, config.runtime, config.admin_path, config.state_dir, config.kubelet.state_dir)
     for path in (*paths, config.sysfs_root, config.procfs_root, config.cgroup_root, config.hooks.directory):
         yield str(path)
@@ -373,7 +373,7 @@ def write_bundle(path: Path, data: bytes) -> None:
     """Write a bundle with mode 0600; an existing file is not replaced.
 
     Raises:
-        CannotCreateError: It cannot be written, or there is a file.
+        CannotCreateError: It cannot be written, or the file exists.
     """
     try:
         write_file(path, data, mode=MODE, overwrite=False)

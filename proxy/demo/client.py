@@ -85,7 +85,7 @@ class DemoPod:
 
     @property
     def label(self) -> str:
-        """The QoS class that decides, as it is shown: Koordinator's where there is one, else Kubernetes'."""
+        """The QoS class that decides, as it is shown: Koordinator's, or Kubernetes' if there is no label."""
         return self.qos or self.kube_qos.value
 
     @property

@@ -184,7 +184,7 @@ class HttpServer:
             if headers.get("expect", "").lower() == "100-continue":
                 writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             body = await reader.readexactly(length) if length and is_read else b""
-            connection.busy = True  # of a client without a certificate not before: it must not hold the place
+            connection.busy = True  # for a client without a certificate only now: it must not hold a place
             answer = await self._answer(method, path, body, trusted=trusted)
             wants = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
             keep = wants and is_read and answer.status < 500 and not self._draining

@@ -237,7 +237,7 @@ class StagedEnforcement:
     async def _sweep(
         self, updater: RuntimeUpdater, keys: Collection[str], planned: Mapping[str, CpuSet]
     ) -> dict[str, str]:
-        """Widen and send what is left to do; returns the keys of the pods of which something is left."""
+        """Widen and send the remaining cpusets; returns the keys of the pods with failures, and why."""
         executor, progress = self._executor, updater.progress
         progress.remaining = {}
         state, manager = executor.state, executor.kubelet_cpus.manager

@@ -1,7 +1,7 @@
 """Messages between a daemon and its successor: one in each packet of a socket pair.
 
-``go`` names how many calls the predecessor still relays; each follows in a packet of its own. Behind
-``serving``, the predecessor sends the name of each of them that is over.
+``go`` has the number of calls that the predecessor still relays; each call follows in its own packet. After
+``serving``, the predecessor sends the name of each of these calls when it is over.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from typing import Final
 from proxy.model.errors import UnavailableError
 
 SUCCEEDS: Final = "TOPOPROXY_SUCCEEDS"
-"""The environment variable with the successor's end of the socket pair, a file descriptor."""
+"""The environment variable with the file descriptor of the successor's end of the socket pair."""
 READY: Final = {"ready": True}
 QUIET: Final = "quiet"
-"""The key of the message ``go``: no call that decides where containers are was in flight at the end."""
+"""The key in the message ``go``: whether no call that places containers was in flight at the end."""
 CALLS: Final = "calls"
-"""The key of the message ``go``: how many calls the predecessor still relays."""
+"""The key in the message ``go``: how many calls the predecessor still relays."""
 SERVING: Final = "serving"
 FAILED: Final = "failed: "
-"""Begins the page of the admin socket about a replacement that has failed."""
+"""The beginning of the admin socket's page about a replacement that has failed."""
 _BYTES: Final = 1 << 16
-"""The longest message; those with CPUs take some bytes for each."""
+"""The longest message; messages with CPUs take some bytes for each CPU."""
 
 
 def receive(channel: socket.socket, fds: int, expected: str = "") -> tuple[bytes, list[int]]:
     """Wait for a message.
 
     Args:
-        channel: The socket, with the time limit that it has.
+        channel: The socket, with its own time limit.
         fds: How many file descriptors come with it.
-        expected: What it must be; anything if empty.
+        expected: The message that it must be; any message if empty.
 
     Raises:
-        UnavailableError: None came, or another one.
+        UnavailableError: No message came, or an unexpected one.
     """
     try:
         data, descriptors, flags, _ = socket.recv_fds(channel, _BYTES, fds)

@@ -1,4 +1,4 @@
-"""The daemon that runs, as its successor sees it."""
+"""The running daemon, as its successor sees it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from proxy.executor.former_calls import RelayedCall
 
 LONGEST = 1024
-"""Bytes of a call's name at most."""
+"""The most bytes of a call's name."""
 
 
 class Predecessor:
-    """The channel to the daemon that is to be replaced.
+    """The channel to the daemon that this process replaces.
 
     Attributes:
-        was_quiet: No call that decides where containers are was in flight when it handed over.
-        relayed: Those that were, and that it continues to relay.
+        was_quiet: Whether no call that places containers was in flight when it handed over.
+        relayed: The calls that were in flight, and that it continues to relay.
     """
 
     def __init__(self, channel: socket.socket) -> None:
-        """Take the channel."""
+        """Store the channel."""
         self._channel = channel
         self.was_quiet = False
         self.relayed: list[RelayedCall] = []
@@ -38,7 +38,7 @@ class Predecessor:
 
     @classmethod
     def of(cls, environ: MutableMapping[str, str]) -> Predecessor | None:
-        """Find the channel in the environment, from which it is removed; None where this is a plain start."""
+        """Take the channel from the environment, and remove it there; None at an ordinary start."""
         text = environ.pop(SUCCEEDS, "")
         if not text.isdigit():
             return None
@@ -53,7 +53,7 @@ class Predecessor:
         """Receive the socket that kubelet calls.
 
         Args:
-            path: Where the configuration wants it.
+            path: The path in the configuration.
 
         Raises:
             CannotCreateError: The configuration names another path, which needs a restart.
@@ -72,10 +72,10 @@ class Predecessor:
         return listener
 
     def wait_for_turn(self) -> None:
-        """Report that all is prepared, and wait for the state of the node.
+        """Report that everything is prepared, and wait for the state of the node.
 
         Raises:
-            UnavailableError: The predecessor is gone or has changed its mind.
+            UnavailableError: The predecessor is gone, or has cancelled the replacement.
         """
         import msgspec
 
@@ -87,7 +87,7 @@ class Predecessor:
             self._listener.claim()
         go = json.loads(data)
         self.was_quiet = bool(go[QUIET])
-        for _ in range(go.get(CALLS, 0)):  # daemons of before name none
+        for _ in range(go.get(CALLS, 0)):  # older daemons name none
             data, _ = receive(self._channel, 0)
             self.relayed.append(msgspec.json.decode(data, type=RelayedCall))
 
@@ -98,11 +98,11 @@ class Predecessor:
             self.close()
 
     def follow(self, over: Callable[[str], None], all_over: Callable[[], None]) -> None:
-        """Follow the calls that it relays, from the event loop.
+        """Follow the calls that the predecessor relays, from the event loop.
 
         Args:
-            over: Called with the name of each that is over.
-            all_over: Called when the process has ended.
+            over: Called with the name of each call that is over.
+            all_over: Called when the predecessor's process has ended.
         """
         import asyncio
 

@@ -1,7 +1,7 @@
-"""The replacement of this daemon: started over the admin socket, done at a moment without calls.
+"""The replacement of this daemon: started over the admin socket, carried out at a moment without calls.
 
-``successor`` is imported with this module, at the daemon's start: a package has replaced the files by the
-time that a successor is wanted.
+``successor`` is imported with this module, at the daemon's start: when a successor is requested, a package
+has already replaced the files.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ POLL_S = 0.002
 
 
 class DaemonReplacement:
-    """Starts the process that is to replace this one.
+    """Starts the process that will replace this one.
 
     Attributes:
-        successor: The process, once it has prepared.
-        prepared: Set when it has.
+        successor: The process, when it has prepared.
+        prepared: Set when the process has prepared.
     """
 
     def __init__(self) -> None:
-        """Nothing is started."""
+        """Prepare; no process is started yet."""
         self.successor: Successor | None = None
         self.prepared = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failure = ""
 
     def start(self, listener: Listener) -> str:
-        """Start the process, unless that is under way; return the page.
+        """Start the process, unless a start is under way; return the page.
 
         Args:
-            listener: The socket that it gets.
+            listener: The socket that the process gets.
         """
         if self._task is None or self._failure:
             self._failure = ""
@@ -52,10 +52,10 @@ class DaemonReplacement:
         return self.page()
 
     def discard_ended(self) -> bool:
-        """Discard the process if it has ended before it could take over; another one may be started then.
+        """Discard the process if it ended before it could take over, so that another one may be started.
 
         Returns:
-            Whether it has ended.
+            Whether the process has ended.
         """
         if self.successor is None or self.successor.is_alive():
             return False
@@ -72,7 +72,7 @@ class DaemonReplacement:
             os.kill(self.successor.pid, signal.SIGTERM)
 
     def page(self) -> str:
-        """Return how far a replacement of this process is; a page of the admin socket."""
+        """Return the progress of the replacement of this process: a page of the admin socket."""
         if self._failure:
             return f"{FAILED}{self._failure}\n"
         return "preparing\n" if self._task is not None else "none\n"
@@ -94,7 +94,7 @@ class DaemonReplacement:
 
 
 async def wait_quiet(is_busy: Callable[[], bool], limit_s: float) -> bool:
-    """Wait for a moment in which nothing is busy, for this many seconds; return whether there was one."""
+    """Wait up to this many seconds for a moment in which nothing is busy; return whether there was one."""
     clock = asyncio.get_running_loop().time
     end = clock() + limit_s
     while is_busy():

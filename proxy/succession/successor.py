@@ -1,4 +1,4 @@
-"""The process that is to replace this daemon, and the channel to it."""
+"""The process that will replace this daemon, and the channel to it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from proxy.sockets.unix_socket import Listener
 from proxy.succession.messages import CALLS, QUIET, SERVING, SUCCEEDS, receive
 
 PREPARE_S, SERVE_S = 300.0, 120.0
-"""Seconds until a successor has prepared, and until it serves once it has the state."""
+"""Seconds until a successor must have prepared, and seconds until it must serve after it has the state."""
 AGAIN_S = 0.1
-"""Seconds until a message is sent again for which the channel had no room."""
+"""Seconds until a message for which the channel had no room is sent again."""
 
 
 class Successor:
@@ -84,7 +84,7 @@ class Successor:
         """Send the process the state of the node, and wait until it serves; runs in a thread.
 
         Args:
-            quiet: No call that places containers is in flight.
+            quiet: Whether no call that places containers is in flight.
             calls: The calls in flight, which continue in this process.
 
         Raises:
@@ -100,7 +100,7 @@ class Successor:
         receive(self._channel, 0, SERVING)
 
     def follow(self) -> None:
-        """Report the ends of calls, past and future ones; called once the process serves."""
+        """Report the ends of calls, past and future ones; called when the process serves."""
         self._channel.setblocking(False)
         self._serves = True
         self._send()

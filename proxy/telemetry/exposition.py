@@ -11,7 +11,7 @@ Sample = tuple[LabelValues, float]
 
 
 def family(metric: Metric, samples: Sequence[Sample]) -> str:
-    """Write a counter or a gauge with all its samples, also under its former name where it has one.
+    """Write a counter or a gauge with all its samples, also under its former name if it has one.
 
     Args:
         metric: Its declaration.
@@ -71,6 +71,6 @@ def _number(value: float) -> str:
 
 
 def _escaped(value: object) -> str:
-    """Escape the value of a label; a lone surrogate, which UTF-8 cannot carry, as Python writes it."""
+    """Escape the value of a label; a lone surrogate, which UTF-8 cannot encode, is written as in Python."""
     text = str(value).encode(errors="backslashreplace").decode()
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

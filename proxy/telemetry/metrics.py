@@ -1,8 +1,8 @@
 """Every metric, declared once: its name, its kind, its labels and what it measures.
 
-To add a metric, declare it here and count it where it happens: ``telemetry.count(metrics.NAME)``. Its help
-and labels in ``/metrics``, its key in ``counters`` of the status, and its row in ``docs/metrics.md`` come
-from here; ``make metrics`` writes that page.
+To add a metric, declare it here and count it where the event happens: ``telemetry.count(metrics.NAME)``. Its
+help and labels in ``/metrics``, its key in ``counters`` of the status, and its row in ``docs/metrics.md``
+come from here; ``make metrics`` writes that page.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ ADMISSION_LIMITS = Counter(
     status_key="admission_{rule}_{verdict}",
 )
 
-# -- comparing with the runtime and the kernel ------------------------------------------------------------
+# -- reconciles with the runtime and the kernel -----------------------------------------------------------
 
 RECONCILES = Counter("reconciles", "Reconciles with the runtime and the kernel.", former="passes")
 CONTAINERS_ADOPTED = Counter(
@@ -467,7 +467,7 @@ ALL: tuple[Metric, ...] = tuple(each for each in list(globals().values()) if isi
 OF_HOOKS = frozenset(each for each in ALL if "hook" in each.labels)
 """Metrics of each hook, whose values the hook engine has."""
 
-# -- the scheduler extender, which has an address for them of its own ----------------------------------------
+# -- the scheduler extender, which serves its metrics at its own address -------------------------------------
 
 EXTENDER_REQUESTS = Counter(
     "extender_requests", "Requests of kube-scheduler, by verb and result.", ("verb", "result")
@@ -491,4 +491,4 @@ EXTENDER_EVALUATIONS = Counter("extender_evaluations", "Decisions that the engin
 OF_EXTENDER: tuple[Metric, ...] = tuple(
     each for each in list(globals().values()) if isinstance(each, Metric) and each not in ALL
 )
-"""All metrics of the scheduler extender; the daemon has none of them."""
+"""All metrics of the scheduler extender; the daemon exports none of them."""

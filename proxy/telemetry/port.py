@@ -1,22 +1,23 @@
-"""The port through which the daemon reports what happens: ``Telemetry``.
+"""The port through which the daemon reports events: ``Telemetry``.
 
-A message is a constant text, and what varies is a key::
+A message is a constant text; the varying facts are its keys::
 
     telemetry.event("placed", pod="ns/web", container="main", cpus=cpus)
     telemetry.problem("cannot write the cpuset", **subject(container), err=error)
     telemetry.count(metrics.CREATES_PLACED)
 
 The log (text, klog, JSON), the problems of ``topoproxy status`` and ``/metrics`` all derive from these calls.
-What repeats is recognised by its message and its keys, never by its rendered text; the key ``err`` is the
-cause of an error and does not count for that.
+Repetitions are recognised by the message and its keys, never by the rendered text; the key ``err`` is the
+cause of an error and is ignored for this.
 
 Keys in use: ``pod`` (namespace/name), ``container`` (its name), ``containerID``, ``cpus``, ``mems`` (NUMA
 nodes), ``path`` (a file or a cgroup), ``method`` (of the CRI), ``hook``, ``worker``, ``resource`` (of a
-device plug-in), ``reason`` (why it was decided so, or what is wrong in words), ``err`` (why it failed).
+device plug-in), ``reason`` (why a decision was made, or what is wrong, in words), ``err`` (why something
+failed).
 
-Problems are kept for the operator: each once, with how often it occurred and when. The list is bounded. A
-problem is its message and its keys. The cause (``err``) is not part of that: a problem that comes again with
-another cause is the same problem with a newer cause.
+Problems are kept for the operator: each once, with the number and the times of its occurrences. The list is
+bounded. A problem is identified by its message and its keys, without the cause (``err``): if a problem occurs
+again with another cause, it is the same problem with a newer cause.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from proxy.telemetry.registry import Counter, Histogram, Registry
 from proxy.telemetry.text import CAUSE, Keys, identity, plain, rendered
 
 Listener = Callable[[str, Mapping[str, object]], None]
-"""Is called with a message and its keys."""
+"""A function that is called with a message and its keys."""
 
 LIMIT = 100
 POD = "pod"
@@ -46,11 +47,11 @@ HOOK_FAILED = "a hook failed"
 
 PERIOD_S = 60.0
 BURST = 5
-"""Lines of one key that are written within a period that follows a quiet one."""
+"""The most lines of one key that are written within a period after a quiet one."""
 TOTAL = 200
-"""Lines of all keys that are written within a period."""
+"""The most lines of all keys that are written within a period."""
 KEYS = 512
-"""Keys that are remembered; the one that was used least recently is forgotten first."""
+"""The most keys that are remembered; the least recently used one is forgotten first."""
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class Problem:
 
 
 class Problems:
-    """A bounded list of problems; the one that has not occurred for longest is forgotten first.
+    """A bounded list of problems; the one whose last occurrence is oldest is forgotten first.
 
     For one thread at a time.
     """
@@ -80,7 +81,7 @@ class Problems:
         self._known: OrderedDict[tuple[object, ...], Problem] = OrderedDict()
 
     def note(self, message: str, keys: Keys) -> bool:
-        """Record a problem; report whether it, or its cause, is new."""
+        """Record a problem; return whether the problem or its cause is new."""
         now = self._clock()
         known = self._known.get(what := identity(message, keys))
         if known is not None:
@@ -92,7 +93,7 @@ class Problems:
             return new
         self._known[what] = Problem(message, keys, now, now)
         if len(self._known) > LIMIT:
-            # Pods and hooks come and go, and their authors can cause problems at will: others stay longest.
+            # Authors of pods and hooks can cause problems at will, so theirs are forgotten before others.
             oldest = next(iter(self._known))
             at_will = (what for what, each in self._known.items() if POD in each.keys or HOOK in each.keys)
             del self._known[next(at_will, oldest)]
@@ -115,7 +116,7 @@ class Problems:
             del self._known[what]
 
     def page(self) -> list[dict[str, object]]:
-        """Return all problems as plain data, the one that occurred last at the end."""
+        """Return all problems as plain data, the last to occur at the end."""
         return [
             {
                 "what": p.what,
@@ -143,7 +144,7 @@ class _Window:
     missed: int = 0
 
     def admits(self, now: float, burst: int, after_a_flood: int) -> bool:
-        """Count a line, and report whether it is to be written; a clock that jumps begins a new period."""
+        """Count a line, and return whether it may be written; a clock that jumps begins a new period."""
         if not 0 <= now - self.since < PERIOD_S:
             self.allowed = after_a_flood if self.count > self.allowed else burst
             self.since, self.count = now, 0
@@ -180,8 +181,9 @@ class Throttle:
         """Decide about a line.
 
         Returns:
-            None where many of its key, or many at all, were written lately. Else how many lines were left
-            out: of this key since its last one, and of all keys since the limit of all was reached.
+            None if too many lines of its key, or of all keys, were written recently. Otherwise how many lines
+            were left out: of this key since its last line, and of all keys since their common limit was
+            reached.
         """
         now = self._clock()
         window = self._windows.get(key)
@@ -200,7 +202,7 @@ class Throttle:
 
 
 class Sink(Protocol):
-    """Where log records go."""
+    """The destination of log records."""
 
     def write(self, level: str, message: str, keys: Mapping[str, object], above: int) -> None:
         """Write a record.
@@ -208,7 +210,7 @@ class Sink(Protocol):
         Args:
             level: debug, info, warning or error.
             message: A constant text.
-            keys: What varies.
+            keys: The varying facts.
             above: How many callers are between this call and the one that reports.
         """
 
@@ -217,7 +219,7 @@ class Sink(Protocol):
 
 
 class Report(Protocol):
-    """A method of ``Telemetry`` that takes a message and keys, where a part needs only that one."""
+    """A method of ``Telemetry`` that takes a message and keys, for parts that need only this method."""
 
     def __call__(self, message: str, /, **keys: object) -> None:
         """Report something."""
@@ -278,20 +280,20 @@ class Telemetry:
 
     @property
     def verbose(self) -> bool:
-        """Whether debug records are written: what only they need is computed only then."""
+        """Whether debug records are written; if not, their values need not be computed."""
         return self._sink.enabled("debug")
 
     def debug(self, message: str, /, **keys: object) -> None:
-        """Log what is of use to developers only."""
+        """Log a record that is useful only to developers."""
         if self._sink.enabled("debug"):
             self._sink.write("debug", message, plain(keys), 1)
 
     def event(self, message: str, /, **keys: object) -> None:
-        """Log what happened."""
+        """Log an event."""
         self._sink.write("info", message, plain(keys), 1)
 
     def listen(self, listener: Listener) -> None:
-        """Register a listener for each warning and each problem, also for those that are not logged.
+        """Register a listener for each warning and each problem, including those that are not logged.
 
         Args:
             listener: Called from any thread.
@@ -299,13 +301,13 @@ class Telemetry:
         self._listener = listener
 
     def warning(self, message: str, /, **keys: object) -> None:
-        """Log what an operator should know, and what is not a problem that lasts."""
+        """Log an event that an operator should know, but that is not a lasting problem."""
         if self._listener is not None:
             self._listener(message, keys)
         self._sink.write("warning", message, plain(keys), 1)
 
     def frequent(self, message: str, /, **keys: object) -> None:
-        """Log what happened and what a client can cause at will: the first few, then one a minute."""
+        """Log an event that a client can cause at will: the first few, then one a minute."""
         facts = plain(keys)
         with self._lock:
             admitted = self._frequent.admit(identity(message, facts))
@@ -315,9 +317,9 @@ class Telemetry:
     # -- problems -----------------------------------------------------------------------------------------
 
     def problem(self, message: str, /, **keys: object) -> None:
-        """Record that something is wrong, and log it where it, or its cause (``err``), is new.
+        """Record a problem, and log it if the problem or its cause (``err``) is new.
 
-        What the keys quote of input is escaped and cut wherever it is shown.
+        Input that the keys quote is escaped and cut wherever it is shown.
         """
         self._problem(message, keys)
 
@@ -332,14 +334,14 @@ class Telemetry:
             self._write("warning", message, facts, admitted, 3)
 
     def resolved(self, message: str, /, **keys: object) -> None:
-        """End the problems with this message and these keys, and log that of each."""
+        """End the problems with this message and these keys, and log the end of each."""
         with self._lock:
             over = self._problems.resolve(message, plain(keys))
         for problem in over:
             self._sink.write("info", "resolved", {"problem": problem.message, **problem.keys}, 1)
 
     def forget(self, message: str, /, **keys: object) -> None:
-        """Remove the problems with this message and these keys without a log record: they may not be over."""
+        """Remove the problems with this message and these keys without a log record: they may still exist."""
         with self._lock:
             self._problems.resolve(message, plain(keys))
 
@@ -370,7 +372,7 @@ class Telemetry:
 
 
 def subject_of(containers: Mapping[str, Container], container_id: str) -> dict[str, object]:
-    """Return the keys that name a container, also where only its id is known."""
+    """Return the keys that name a container, even if only its id is known."""
     container = containers.get(container_id)
     return {"containerID": container_id} if container is None else subject(container)
 

@@ -20,11 +20,11 @@ class Metric:
         name: Its name, without ``topoproxy_`` and without the suffix of its kind.
         help: What it measures, one sentence.
         labels: Names of its labels.
-        former: The name that it had before; it is exported under both for one release.
-        status_key: Of a counter, the key in ``counters`` of ``topoproxy status --json`` where it is not the
-            name. ``{label}`` is replaced by a value, and gives one key for each; values whose labels are not
-            in it are added up.
-        buckets: Of a histogram, upper bounds in seconds, ascending; above the last one is ``+Inf``.
+        former: Its former name; it is exported under both names for one release.
+        status_key: For a counter, its key in ``counters`` of ``topoproxy status --json`` if this is not the
+            name. ``{label}`` is replaced by a value of the label, which gives one key for each value; values
+            whose labels are not in the key are added up.
+        buckets: For a histogram, its upper bounds in seconds, ascending; above the last one is ``+Inf``.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Metric:
     buckets: tuple[float, ...] = ()
 
     def full_name(self, name: str = "") -> str:
-        """Return the exported name, or that of a former name."""
+        """Return the exported form of the metric's name, or of a former name."""
         return f"{PREFIX}{name or self.name}"
 
     def check(self, labels: Iterable[str]) -> None:
@@ -57,7 +57,7 @@ class Counter(Metric):
     __slots__ = ()
 
     def full_name(self, name: str = "") -> str:
-        """Return the exported name, or that of a former name."""
+        """Return the exported form of the metric's name, or of a former name."""
         return f"{PREFIX}{name or self.name}_total"
 
 
@@ -68,7 +68,7 @@ class Gauge(Metric):
 
 
 class Histogram(Metric):
-    """How often something took how many seconds."""
+    """The distribution of durations in seconds."""
 
     __slots__ = ()
 
@@ -79,10 +79,10 @@ _NONE: _Key = ()
 
 
 class Registry:
-    """Counts, and writes what it has counted in Prometheus' text format."""
+    """Counts, and writes its counts in Prometheus' text format."""
 
     def __init__(self, declared: Iterable[Metric] | None = None) -> None:
-        """Count nothing yet.
+        """Start with all counts at zero.
 
         Args:
             declared: The counters and histograms to write; those of the daemon if None.
@@ -126,7 +126,7 @@ class Registry:
             row[-1] += seconds
 
     def value(self, metric: Counter, labels: Mapping[str, object]) -> int:
-        """Return the value of a counter; 0 where nothing was counted."""
+        """Return the value of a counter; 0 if nothing was counted."""
         return self._counts.get(metric, {}).get(_key(metric, labels), 0)
 
     def values(self, metric: Counter) -> dict[tuple[str, ...], int]:
@@ -148,7 +148,7 @@ class Registry:
         return page
 
     def text(self) -> str:
-        """Return all counters and histograms in Prometheus' text format, also those that are 0."""
+        """Return all counters and histograms in Prometheus' text format, including those that are 0."""
         return "".join(self._families())
 
     def _families(self) -> Iterator[str]:

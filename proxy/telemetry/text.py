@@ -1,7 +1,7 @@
 """A message and its keys as text, such as ``cannot write the cpuset pod=ns/web err="no space"``.
 
-A message is a constant. Varying facts are values of keys; a value is quoted where it is not one plain word,
-and is never used as a format.
+A message is a constant. Varying facts are values of keys; a value is quoted if it is not one plain word, and
+is never used as a format.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from proxy.model.quoting import MESSAGE
 Plain = str | int | float | bool
 Keys = Mapping[str, Plain]
 CAUSE = "err"
-"""The key of the cause of an error: with another cause, a problem is still the same."""
+"""The key of the cause of an error: a problem stays the same if its cause changes."""
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._/:,+@%*~#")
 
 
@@ -33,14 +33,15 @@ def _value(value: object) -> Plain:
 
 
 def described(error: BaseException) -> str:
-    """Return the text of an exception; with its type where it is not an exception of topoproxy."""
+    """Return the text of an exception; with its type if it is not one of topoproxy's exceptions."""
     return str(error) if isinstance(error, TopoproxyError) else f"{type(error).__name__}: {error}"
 
 
 def identity(message: str, keys: Mapping[str, object]) -> tuple[object, ...]:
     """Return what distinguishes a message with its keys from others.
 
-    The cause does not, nor does the id of a container that is named: one that is created again gets a new id.
+    The cause does not, nor does the id of a container whose name is given: a recreated container gets a new
+    id.
     """
     passing = (CAUSE, "containerID") if "container" in keys else (CAUSE,)
     return (message, *((key, value) for key, value in keys.items() if key not in passing))

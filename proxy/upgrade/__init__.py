@@ -1,1 +1,1 @@
-"""What ``topoproxy upgrade --check`` compares before another version takes a node over."""
+"""The checks of ``topoproxy upgrade --check`` before another version takes a node over."""

@@ -1,4 +1,4 @@
-"""Checks before an upgrade or a downgrade: pure functions on what the two versions say about themselves."""
+"""Checks before an upgrade or a downgrade: pure functions on what each version reports of itself."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ OK, WARN, FAIL, SKIP = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL, Check
 
 
 class UpgradeFacts(Struct, frozen=True):
-    """What is compared.
+    """The facts that are compared.
 
     Attributes:
-        running: What the running daemon reports about itself (``/interface``); empty where it does not.
-        silent: Why it does not.
-        installed: The same of this version, with the configuration as this version reads it.
+        running: The running daemon's report about itself (``/interface``); empty if there is none.
+        silent: Why there is no report.
+        installed: The same report of this version, with the configuration as this version reads it.
         refused: Why this version refuses the configuration; empty if it does not.
-        ledger: Why this version does not use the ledger; empty if it does. None where there is no ledger.
-        hooks: Files of hooks that this version cannot use and the running one may, with the reason.
-        broken_hooks: Files of hooks that neither of them can use, with the reason.
+        ledger: Why this version does not use the ledger; empty if it does. None if there is no ledger.
+        hooks: Hook files that this version cannot use but the running version may, with the reason.
+        broken_hooks: Hook files that neither version can use, with the reason.
         units: Lines in which each installed unit differs from the one of this version, by name.
     """
 
@@ -180,11 +180,11 @@ CHECKS: dict[str, Callable[[UpgradeFacts], Finding]] = {
     "units": _units,
     "outputs": _outputs,
 }
-"""The checks by id, in their order. Ids stay."""
+"""The checks by id, in their order. Ids never change."""
 
 
 def unit_changes(installed: str, shipped: str) -> Iterator[str]:
-    """Return the directives in which an installed unit differs: without comments, empty lines and order."""
+    """Return the directives in which an installed unit differs, ignoring comments, empty lines and order."""
     before, after = (set(_directives(text)) for text in (installed, shipped))
     yield from (f"+{line}" for line in sorted(after - before))
     yield from (f"-{line}" for line in sorted(before - after))

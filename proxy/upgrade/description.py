@@ -1,4 +1,4 @@
-"""The shape of what ``topoproxy upgrade --describe`` prints: a file may come from another version."""
+"""The types in the output of ``topoproxy upgrade --describe``: a file may come from another version."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Description(Struct):
 
 
 def description_fault(description: Mapping[str, object]) -> str:
-    """Return which part of a description has the wrong type; empty where none has.
+    """Return which part of a description has the wrong type; empty if none has.
 
     Args:
         description: Decoded JSON.

@@ -34,12 +34,12 @@ def gather(
     """Read everything.
 
     Args:
-        config: The configuration as this version reads it; the defaults where it refuses it.
-        refused: Why it refuses it; empty if it does not.
+        config: The configuration as this version reads it; the defaults if it is refused.
+        refused: Why this version refuses it; empty if it does not.
         socket: The daemon's admin socket.
         timeout: Seconds for the answer of the daemon.
         running: The interfaces of the running version; read from the daemon if None.
-        directories: Where units are installed, the one that wins first.
+        directories: The directories of installed units, the one with the highest priority first.
     """
     silent, queried = "", running is None
     if running is None:
@@ -66,7 +66,7 @@ def gather(
 
 
 def _broken_hooks(socket: Path, timeout: float) -> set[str]:
-    """Return the hook files of which the running daemon uses no text, not even an older one."""
+    """Return the hook files of which the running daemon uses no version, not even an older one."""
     try:
         rows = [as_map(row) for row in as_list(as_map(query_admin(socket, "/hooks", timeout)).get("hooks"))]
     except TopoproxyError:
@@ -81,12 +81,12 @@ def _unusable_hooks(config: HooksConfig) -> Iterator[tuple[str, str]]:
             yield str(candidate.path), f"{candidate.path}: {known}"
         elif not candidate.server:
             page = checked_apart(candidate.path, config, trusted=True)
-            if error := str(page["error"]):  # it names the file
+            if error := str(page["error"]):  # the error names the file
                 yield str(candidate.path), error
 
 
 def _with_options(config: Config, running: Mapping[str, object]) -> tuple[Config, str]:
-    """Return the configuration with the running daemon's options, which its successor is started with.
+    """Return the configuration with the running daemon's options, with which its successor is started.
 
     The second value is the reason why this version refuses an option; empty if it does not.
     """

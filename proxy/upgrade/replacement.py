@@ -16,7 +16,7 @@ from proxy.succession.messages import FAILED
 
 POLL_S = 0.05
 READY_S = 30.0
-"""Seconds to wait until the new process is ready; it is not while, for example, the runtime is down."""
+"""Seconds to wait until the new process is ready; while the runtime is down, for example, it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ def replace_daemon(
     Args:
         admin: The admin socket.
         timeout: Seconds until another process must have the admin socket.
-        ready_s: Seconds to wait from then until it is ready.
+        ready_s: Seconds to wait after that until the process is ready.
         after: The admin socket of the new process, if the configuration names another one now.
 
     Raises:
-        TopoproxyError: The new process did not start, and the daemon continues, or no process replaced it.
+        TopoproxyError: The new process did not start and the daemon continues, or no process replaced it.
         UnavailableError: The daemon does not answer (any more), or is of a version that cannot be replaced.
-        PermissionDeniedError: Only root may.
+        PermissionDeniedError: Only root may replace the daemon.
     """
     end, former = time.monotonic() + timeout, {_owner(admin)}
     if after is not None and (other := _owner_or_none(after)):
@@ -67,7 +67,7 @@ def replace_daemon(
 
 
 def _not_replaced(admin: Path, after: Path | None, timeout: float) -> TopoproxyError:
-    """Return why no process has replaced the daemon: it continues, or it has ended too."""
+    """Return why no process has replaced the daemon: the daemon continues, or it has ended too."""
     message = f"cannot replace the daemon in {timeout:g} seconds"
     try:
         _owner(admin)
@@ -78,7 +78,7 @@ def _not_replaced(admin: Path, after: Path | None, timeout: float) -> TopoproxyE
 
 
 def _successor(admin: Path, after: Path | None, former: Collection[int]) -> tuple[int, Path] | None:
-    """Return the process that has replaced another one, and its socket; None as long as there is none.
+    """Return the process that has replaced another one, and its socket; None while there is none.
 
     Raises:
         TopoproxyError: The former process continues.
@@ -88,7 +88,7 @@ def _successor(admin: Path, after: Path | None, former: Collection[int]) -> tupl
         if pid not in former:
             return pid, admin
         page = str(query_admin(admin, "/successor"))
-    except (UnavailableError, OSError):  # between the two of them no process listens
+    except (UnavailableError, OSError):  # no process listens between the two
         if after is not None and (pid := _owner_or_none(after)) and pid not in former:
             return pid, after
         return None
@@ -112,7 +112,7 @@ def _why_not_ready(admin: Path) -> str:
 
 
 def _owner_or_none(path: Path) -> int:
-    """Return the process that listens on a socket; 0 where none does."""
+    """Return the process that listens on a socket; 0 if none does."""
     try:
         return _owner(path)
     except (UnavailableError, OSError):

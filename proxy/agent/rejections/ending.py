@@ -381,7 +381,7 @@ def _path(rejection: Rejection) -> str:
 
 
 def _failed(rejection: Rejection, at: str) -> JsonObject:
-    """Return the patch that fails a pod, as kubelet's admission does; for another pod it is a conflict.
+    """Return the patch that fails a pod, as kubelet's admission does; for another uid it conflicts.
 
     kubelet takes a change of only the status for one of its own, and may write its old status over it
     (kubernetes v1.36.2 pkg/kubelet/kubelet.go, HandlePodReconcile, and status/status_manager.go, syncPod). A
