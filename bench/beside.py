@@ -2,7 +2,7 @@
 
     make bench-beside BASE=b3705ac                          three to six minutes
     make bench-beside BASE=b3705ac BENCH_ARGS="--quick"     a minute, rougher
-    .venv/bin/python bench/beside.py /path/to/a/checkout    beside a directory
+    .venv/bin/python bench/beside.py /path/to/a/checkout    compared with a directory
 
 Both daemons run at the same time, on the same packages, each in front of a runtime of its own. A turn takes
 about a tenth of a second and makes one kind of call; in each round every kind has a turn at every target, in

@@ -1,6 +1,7 @@
 """Twenty thousand creates, updates and removals, with a runtime and a kernel that fail now and then.
 
-    make churn the full number; some minutes .venv/bin/python bench/churn.py --calls 2000 fewer
+    make churn                                      the full number; some minutes
+    .venv/bin/python bench/churn.py --calls 2000    fewer
 
 Eight clients call the real daemon at the same time. The runtime (a stand-in) fails one call in twenty, and
 one kernel write in fifty is refused. All the time the run checks whether a running container is on the CPUs

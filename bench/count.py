@@ -1,7 +1,7 @@
 """Counts the code: lines without blanks, comments and docstrings, modules, and imports in functions.
 
 .venv/bin/python bench/count.py                 proxy/ of this checkout, by package
-.venv/bin/python bench/count.py b3705ac compared with a commit
+.venv/bin/python bench/count.py b3705ac         compared with a commit
 """
 
 from __future__ import annotations

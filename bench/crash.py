@@ -3,7 +3,7 @@
     make crash                                    the steps, and 500 moments
     .venv/bin/python bench/crash.py --steps       every step once
     .venv/bin/python bench/crash.py --moments 50  as many random moments
-    .venv/bin/python bench/crash.py --jobs 1 one node after the other, not several at the same time
+    .venv/bin/python bench/crash.py --jobs 1      one node after the other, not several at the same time
 
 The runtime and the cgroup tree are imitated (``faulty_node``), the daemon is the real one. After each end of
 a daemon another one is started on the remaining state. Counted are: containers that run on CPUs of a running

@@ -4,7 +4,8 @@
 
 A plug-in in a process of its own sends lists of 1,000 devices, each with a NUMA node, to a daemon. The time
 runs from the arrival of the message, in the thread that reads it, until the event loop has the devices in the
-state of the node: reading, the two threads' waits for each other, comparing, and the engine.
+state of the node: reading, the two threads' waits for each other, the comparison of the lists, and the
+engine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The figures that topoproxy promises, measured with the Go kit and compared with the kit's own Go proxy.
 
-    python bench/go_kit.py ../shared/bench needs go; --binary FILE takes a kit that is already built
+    python bench/go_kit.py ../shared/bench         needs go; --binary FILE takes a kit that is already built
 
 The kit is built outside of this tree, once for each state of its sources. Then the kit's fake runtime, its
 transparent proxy (``mitm -mode raw``) and topoproxy run side by side; in each round the order of the targets

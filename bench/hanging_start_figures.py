@@ -243,7 +243,7 @@ def windows() -> list[list[str]]:
         return []
     with tempfile.TemporaryDirectory(prefix="topoproxy-start-") as name, real_node(Path(name)) as there:
         seen = [once(*there) for _ in range(ROUNDS)]
-    seen = [(spent, left) for spent, left in seen if spent]  # else it was shorter than a look
+    seen = [(spent, left) for spent, left in seen if spent]  # others were too short to be seen
     if not seen:
         return [["open, with runc's init in it", "-", "-", "0"]]
     spent, left = [one for one, _ in seen], [one for _, one in seen]

@@ -1,9 +1,9 @@
 """A tenant's worst day on a real containerd: hostile pods next to honest ones, and a kill of the daemon.
 
-    make hostile-day 200 hostile pods and 50 honest ones; as root on Debian .venv/bin/python
-    bench/hostile_day.py --hostile 40 --honest 12 .venv/bin/python bench/hostile_day.py --of b3705ac the
-    daemon of another commit .venv/bin/python bench/hostile_day.py --kinds greedy,sparse attacks by name
-    (``hostile.ATTACKS``)
+    make hostile-day                                             200 hostile, 50 honest pods; as root, Debian
+    .venv/bin/python bench/hostile_day.py --hostile 40 --honest 12
+    .venv/bin/python bench/hostile_day.py --of b3705ac           the daemon of another commit
+    .venv/bin/python bench/hostile_day.py --kinds greedy,sparse  attacks by name (``hostile.ATTACKS``)
 
 The same honest day is played twice, the second time with hostile pods between all its steps. Sandboxes run,
 and containers are created but not started, in a private containerd; the daemon is given a machine of 64

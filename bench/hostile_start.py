@@ -1,8 +1,8 @@
 """Measures a start on a full node: 1,000 unrecorded containers, 200 of them of hostile pods
 
     .venv/bin/python bench/hostile_start.py                two minutes
-    .venv/bin/python bench/hostile_start.py b3705ac compared with another commit, in turn .venv/bin/python
-    bench/hostile_start.py --hostile 0 only honest pods
+    .venv/bin/python bench/hostile_start.py b3705ac        compared with another commit, in turn
+    .venv/bin/python bench/hostile_start.py --hostile 0    only honest pods
 
 The runtime is played by a process; groups are those of a directory with the kernel's rules; the machine has
 64 CPUs. The first start of each turn finds no ledger, so all containers are adopted; the second one finds the

@@ -1,4 +1,4 @@
-"""The obvious alternative: a CRI proxy on grpc.aio, written and tuned as the library suggests.
+"""The fair alternative: a CRI proxy on grpc.aio, written with the means of the library and tuned.
 
     python bench/plain_proxy.py --listen /tmp/x/plain.sock --runtime /tmp/x/runtime.sock
 

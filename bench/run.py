@@ -1,7 +1,7 @@
 """Measures calls through topoproxy, a direct connection and a plain grpc.aio proxy.
 
-    make bench under four minutes; needs only the repository make bench BENCH_ARGS="--quick" half a minute,
-    rougher
+    make bench                            under four minutes; needs only the repository
+    make bench BENCH_ARGS="--quick"       half a minute, rougher
 
 Then the cost of decisions without calls is measured, see ``place_figures.py`` and ``pools_figures.py``.
 

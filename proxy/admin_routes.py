@@ -273,7 +273,7 @@ class Pages:
         return node_resource_topology(state.node.machine, node_facts(state, name, manager, meta))
 
     def node(self, params: Mapping[str, str]) -> dict[str, object]:
-        """Return what the cluster agent publishes about the node, with the version of ``changes``."""
+        """Return the facts about the node that the cluster agent publishes, with ``changes``' version."""
         from proxy.observe.node_description import describe_node
 
         executor, feed = self._followed()

@@ -458,7 +458,7 @@ class Daemon:
     # -- stop ---------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Let calls in flight end (with a limit), then end.
+        """Let calls in flight end (with a limit), then stop.
 
         Containers keep their cpusets, unless a stop has to release them.
         """

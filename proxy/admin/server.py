@@ -91,7 +91,7 @@ class AdminServer:
         """Listen.
 
         Raises:
-            CannotCreateError: A process answers at the path, or something else is there.
+            CannotCreateError: A process answers at the path, or the path is not a socket.
             PermissionDeniedError: The process may not write there.
         """
         listening = bind_at(self._path, 0o600)

@@ -179,7 +179,7 @@ def _applied_to(data: Mapping[str, object]) -> str:
 
 
 def _reading(kernel: Mapping[str, object]) -> str:
-    """Note that the cpusets shown are not current, if so."""
+    """Return a note if the cpusets shown are not current."""
     age, missing = kernel.get("age_s"), kernel.get("not_read")
     parts = []
     if isinstance(age, int | float) and age > STALE_S:
@@ -219,7 +219,7 @@ def _rules(data: Mapping[str, object]) -> list[str]:
 
 
 def _admission(rules: Mapping[str, object]) -> Iterable[str]:
-    """Return which CPUs no owner may take, and what else limits owners."""
+    """Return which CPUs no owner may take, and the other limits of owners."""
     floor = rules.get("sharedFloor")
     each = sorted(
         {n for n in as_map(rules.get("sharedFloorPerNUMANode")).values() if isinstance(n, int) and n > 0}

@@ -51,7 +51,7 @@ from proxy.open_file import open_file
 PAUSES = Backoff(1.0, 30.0)
 RELOAD_S = 60.0
 SPREAD_S = 5.0
-"""Seconds within which a node reports what it has accepted: thousands of nodes must not write at once."""
+"""Seconds over which nodes spread their reports: thousands of nodes must not write at once."""
 RECHECK_S = 60.0
 """Seconds after which rejected settings are checked again by the rules of the node's own file, and a refused
 reload is tried again: the operator may have changed the file, and containers may have ended."""
@@ -89,7 +89,7 @@ async def follow_config(session: AgentSession) -> None:
 
 
 async def _withdraw(session: AgentSession) -> None:
-    """Remove what an earlier run has written while the node permits no settings from the cluster."""
+    """Remove the reports of an earlier run while the node permits no settings from the cluster."""
     pauses, refusals = RetryDelays(PAUSES), 0
     directory = session.config.cluster_facts.directory
     while directory is None or not session.config.cluster_config.allowed:
@@ -290,7 +290,7 @@ class ConfigFollowing:
         return next((str(note) for note in as_list(reload.get("notes")) if str(note).startswith(IGNORED)), "")
 
     async def _report(self, selected: ConfigObject | None, uid: str) -> bool:
-        """Report the answer at the Node object with this uid, and at the object; return whether it worked."""
+        """Report the answer in the Node object with this uid, and in its object; return whether it worked."""
         answer, session = self._answer, self._session
         if (answer, uid) == (self._written, self._written_to):
             return True

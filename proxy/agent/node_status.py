@@ -183,7 +183,7 @@ class PublishedStatus:
 
     async def _write_devices(self) -> JsonObject | None:
         withdrawn = self._advertised - self._healthy.keys()
-        # Write these amounts even if the watch shows them unchanged: an earlier write may be in flight.
+        # Always write the amounts of withdrawn resources: an earlier write of ours may still be in flight.
         capacity, allocatable = (
             {name: amount for name, amount in part.items() if name not in withdrawn} for part in self._amounts
         )

@@ -12,7 +12,7 @@ has waited longest is next. An object with a delay factor, such as the annotatio
 the node go first; an Event leaves a write of the budget to them.
 
 Writes are server-side applies of the field owner ``topoproxy``, which take the fields from other owners. If
-another program writes them again and again, the objects are repaired at growing intervals: a watch of their
+another program writes them repeatedly, the objects are repaired at growing intervals: a watch of their
 metadata shows each version that is not ours (``observed``). The watch may bring a version while the answer of
 a write is outstanding: then the answer decides whether that version is newer than ours (KEP-5504).
 """
@@ -56,7 +56,7 @@ class _ManagedObject:
     """An object that the agent writes.
 
     Attributes:
-        wanted: The wanted content, in a form that can be compared; None: the object is to be deleted.
+        wanted: The wanted content, in a form that can be compared; None: the object must be deleted.
         write: Writes the wanted content.
         delay_factor: It may wait this many times longer than an object of the node; infinity: until none
             waits.
@@ -199,7 +199,7 @@ class ObjectWriter:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write what is wanted until cancelled."""
+        """Write the wanted contents until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._wake.clear()
@@ -266,7 +266,7 @@ class ObjectWriter:
         if self._objects.get(path) is not managed:
             return  # it was forgotten during the write
         managed.failures += 1
-        managed.written = object()  # a write without an answer may have taken effect
+        managed.written = object()  # even a write without an answer may have taken effect
         managed.refusals = managed.refusals + 1 if refused else 0
         # A starting API server refuses for a moment: attempts during the outage before it do not count.
         pause = REFUSED.delay(managed.refusals) if refused else FAILED.delay(managed.failures)

@@ -41,7 +41,7 @@ def systemctl(arguments: Sequence[str], limit: float) -> str:
         limit: Seconds that it may take.
 
     Returns:
-        What it prints.
+        Its output.
 
     Raises:
         TopoproxyError: It fails, or takes longer.

@@ -27,7 +27,7 @@ def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> s
         release: Release the containers first.
 
     Raises:
-        TopoproxyError: Kubelet cannot be detached.
+        TopoproxyError: kubelet cannot be detached.
     """
     journal = journals.load(node.state)
     if journal is None:

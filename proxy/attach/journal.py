@@ -9,10 +9,10 @@ It is a directory of plain files, so that a shell script can undo the attach wit
     running              of these, the units that ran before, one a line; they are not stopped
     started              units that were enabled before, and that only the attach started, one a line
     1/path               the first file that is changed; the next ones are in 2, 3, ...
-    1/before             its bytes with its mode, owner and time; missing where there was no file
+    1/before             its bytes with its mode, owner and time; missing if there was no file
     1/after              its bytes after the change
     1/made               directories that the attach made for it, the outermost first
-    1/sums               SHA-256 of before and of after; - where there was no file
+    1/sums               SHA-256 of before and of after; - if there was no file
     complete             written last
 
 It is written next to its place, synced, and renamed, so there is a whole journal or none. While a journal

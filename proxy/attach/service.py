@@ -58,7 +58,7 @@ def attach(node: AttachNode, timeout: float) -> str:
         A message.
 
     Raises:
-        TopoproxyError: Kubelet cannot be attached. Nothing has changed, or the changes were undone.
+        TopoproxyError: kubelet cannot be attached. Nothing has changed, or the changes were undone.
     """
     end = time.monotonic() + timeout * (1 - UNDO_SHARE)
     old = journals.load(node.state)

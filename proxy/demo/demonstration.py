@@ -52,7 +52,7 @@ def run_demonstration(screen: Screen, options: DemoOptions) -> bool:
     """Run the demonstration.
 
     Returns:
-        True when everything that was claimed was true.
+        True if all checks succeeded.
 
     Raises:
         TopoproxyError: The environment cannot be set up.
@@ -93,7 +93,7 @@ def _what_next(screen: Screen) -> None:
 
 
 def _program() -> str:
-    """Return what to type for ``topoproxy``: its path where it is installed but not on the PATH."""
+    """Return the command for ``topoproxy``: its path if it is installed but not on the PATH."""
     installed = Path(sys.executable).with_name("topoproxy")
     if shutil.which("topoproxy") is not None or not installed.exists():
         return "topoproxy"

@@ -17,7 +17,8 @@ CLASS_COLOURS = {
     "BE": "36",
     "BestEffort": "36",
 }
-"""ANSI colours by class: exclusive CPUs magenta, yellow, blue; shared pool green; BE pool cyan."""
+"""ANSI colours by class: exclusive CPUs magenta, yellow, blue; shared pool green; BE (best effort) pool
+cyan."""
 
 
 class Screen:

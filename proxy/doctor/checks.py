@@ -50,7 +50,7 @@ class Finding(Struct, frozen=True):
     Attributes:
         id: The check.
         result: How it ended.
-        text: What was found, in one sentence without a period.
+        text: The result, in one sentence without a period.
         advice: What to do; empty if nothing has to be done.
     """
 

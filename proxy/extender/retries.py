@@ -3,8 +3,8 @@
 Theory. kube-scheduler sets aside a pod that an extender has refused until there is an event of any kind that
 it watches (kubernetes v1.36 pkg/scheduler/schedule_one.go, findNodesThatFitPod, and
 pkg/scheduler/framework/types.go, UnrollWildCardResource). The objects that describe nodes are not of these
-kinds. If such an object shows more free CPUs although no pod has ended, for example because a reserve was
-made smaller, the refused pod would wait for up to five minutes.
+kinds. If such an object shows more free CPUs although no pod has ended (because a reserve was made smaller),
+the refused pod would wait for up to five minutes.
 
 So the extender changes one object of a kind that kube-scheduler watches: a CSIStorageCapacity in the
 extender's namespace. Its storage class is one that no volume has, so the object means nothing to any program.

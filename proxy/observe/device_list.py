@@ -113,7 +113,7 @@ class DeviceList:
             self._by_name(name).cdi.append(name)
 
     def add_daemon(self, page: Mapping[str, object]) -> None:
-        """Add what the daemon answered (``proxy.observe.device_assignments``)."""
+        """Add the daemon's answer (``proxy.observe.device_assignments``)."""
         for part in _parts(page, "allocatable"):
             entry = self._plugged(part)
             entry.health, entry.containers_known = HEALTHY, True

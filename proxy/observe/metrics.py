@@ -234,7 +234,7 @@ _COUNTERS = {
 
 
 def hook_metrics(status: Mapping[str, object]) -> Iterator[str]:
-    """Write the metrics of hooks; none where there are no hooks."""
+    """Write the metrics of hooks; none if there are no hooks."""
     entries = [as_map(entry) for entry in as_list(as_map(status.get("hooks")).get("hooks"))]
     if not entries:
         return

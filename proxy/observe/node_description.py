@@ -277,7 +277,7 @@ def _policies(node: Node, manager: CpuManager) -> dict[str, str]:
 
 
 def _rules(node: Node) -> dict[str, str]:
-    """Return the rules that the Node object does not show, and only those that reject pods by number."""
+    """Return the rules that the Node object does not show; limits on owners only if they reject pods."""
     rules = node.admission
     values: dict[str, object] = {
         BIND: node.bind.value,

@@ -9,9 +9,9 @@ current one. On v2 a group without its own list already has that of its parent, 
 No record says which lists are fences (``engine.pod_fence``); a daemon that is killed during a call leaves its
 fence behind. A list that holds all CPUs that were planned for the pod's containers when the release began may
 be a fence, even if later writes have widened it. So may any list of a pod whose containers had all ended. A
-list that lacks one of these CPUs is not a fence: it comes from another program, and is respected. The present
-plan does not count: an owner that has ended since the release began has made the pools larger, but nothing
-was written for that.
+list that lacks one of these CPUs is not a fence: it comes from another program, and the release keeps to it.
+The present plan does not count: an owner that has ended since the release began has made the pools larger,
+but nothing was written for that.
 
 The target is the cpuset that a container would have without topoproxy.
 

@@ -90,7 +90,7 @@ def without_pods(
 
 
 def _by_core(machine: Machine, cpus: CpuSet) -> list[int]:
-    """Return CPUs core by core, so that whole cores are given back if possible."""
+    """Return CPUs core by core, so that whole cores become free if possible."""
     return sorted(cpus, key=lambda cpu: (machine.by_id[cpu].core, cpu))
 
 

@@ -17,7 +17,7 @@ until its object shows some of them.
 
 Volcano's predicate (Volcano v1.12 pkg/scheduler/plugins/numaaware ``predicateFn``) comes first: a pod with
 the annotation ``volcano.sh/numa-topology-policy`` needs a node with that policy and a static CPU manager.
-What Volcano's plugin then computes with its own allocator is computed here by the engine.
+Volcano's plugin then computes the CPUs with its own allocator; here the engine does.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _one_of(rules: Node, pod_cpus: CpuSet) -> CpuSet:
     """Return one of the CPUs of pods, if possible of a core that they own as a whole.
 
     Under ``full-pcpus-only`` the sibling of a reserved CPU may have an owner, but the sibling of an owned CPU
-    must not have another one.
+    may not.
     """
     whole = (core for core in rules.machine.cores.values() if core <= pod_cpus)
     return CpuSet([next(whole, pod_cpus).first()])
@@ -268,7 +268,7 @@ def _volcano_mismatch(rules: Node, demand: PodDemand) -> NodeVerdict | None:
 
 
 def _run(node: SchedulableNode, state: NodeState, demand: PodDemand) -> DryRunOutcome:
-    """Run a pod on a node; as under a static CPU manager if koordlet gives the pod its CPUs."""
+    """Run a pod on a node; if koordlet gives the pod its CPUs, run it as under a static CPU manager."""
     rules = state.node
     if node.is_static_for(demand) is rules.static:
         return dry_run(state, demand.arrival())

@@ -109,8 +109,9 @@ class SchedulableNode(Struct, frozen=True):
         counts_named: Whether the object counts CPUs that the annotation of a pod names.
         fingerprint: Of all pods that the NodeResourceTopology counts; empty if it has none.
         has_amounts: Whether free CPUs follow from amounts of the NodeResourceTopology, which names no pods.
-        by_koordlet: Whether LSE and LSR pods get the CPUs that a scheduler names although the CPU manager is
-            not static (Koordinator v1.8 pkg/scheduler/plugins/nodenumaresource/plugin.go, PreFilter).
+        by_koordlet: Whether LSE and LSR pods (Koordinator's latency-sensitive exclusive and reserved) get the
+            CPUs that a scheduler names although the CPU manager is not static (Koordinator v1.8
+            pkg/scheduler/plugins/nodenumaresource/plugin.go, PreFilter).
     """
 
     name: str

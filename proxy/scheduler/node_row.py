@@ -29,8 +29,8 @@ class NodeRow(Struct):
         node: The facts of the node; None if nothing can be decided for it.
         problem: Why nothing can be decided for it; empty otherwise.
         pending: The assumed pods that the object of the node does not show.
-        counts: What verdicts depend on besides the pending pods.
-        free: How many CPUs are free besides those of the pending pods.
+        counts: The counts on which verdicts depend, in addition to the pending pods.
+        free: How many CPUs are free after subtracting those of the pending pods.
         largest: The most CPUs that are free on one NUMA node.
         allocatable: The allocatable amounts of the Node object.
         taints: Those of the Node object that keep pods away.

@@ -28,7 +28,7 @@ class NumatopologyFacts(Struct, frozen=True):
         free: CPUs that are free, with those of ``reserve``.
         cpu_policy, policy: Of the CPU manager and of the topology manager.
         reserve: How many CPUs kubelet reserves; it chooses them itself.
-        shown: CPUs of the pods that the object lists, by uid; None where it lists no pods at all.
+        shown: CPUs of the pods that the object lists, by uid; None if it lists no pods at all.
         policies: The rules of the node that topoproxy's agent publishes, by name.
     """
 

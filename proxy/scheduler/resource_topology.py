@@ -82,8 +82,9 @@ class ResourceTopologyFacts(Struct, frozen=True):
         counts_memory: Whether memory is counted by NUMA node.
         policies: The rules of the node that topoproxy's agent publishes, by name.
         fingerprint: Of all pods that the object counts; empty if it has none.
-        by_koordlet: Whether Koordinator's agent describes the node: its LSE and LSR pods get the CPUs that a
-            scheduler names, whichever policy kubelet's CPU manager has.
+        by_koordlet: Whether Koordinator's agent describes the node. Its LSE and LSR pods (latency-sensitive
+            exclusive and reserved) then get the CPUs that a scheduler names, whichever policy kubelet's CPU
+            manager has.
     """
 
     zones: Mapping[int, Mapping[str, ZoneAmounts]]

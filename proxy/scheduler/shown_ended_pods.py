@@ -23,7 +23,7 @@ class ShownEndedPods(Struct):
     _stale: set[str] = field(default_factory=set)
     """Those that the object still showed after ``GRACE_S``."""
     _compared: SchedulableNode | None = None
-    """The facts whose pods were last compared with those that are bound."""
+    """The facts whose pods were last compared with the bound pods."""
 
     def add(self, pod: str, node: SchedulableNode | None, now: float) -> None:
         """Record that a pod has ended, if the object shows it."""

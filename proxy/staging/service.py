@@ -207,7 +207,7 @@ class StagedEnforcement:
         executor.report_errors(done)
         return {pods[i]: str(error) for i, error in done.refused.items() if i in pods}
 
-    # -- giving back --------------------------------------------------------------------------------------
+    # -- restoring ----------------------------------------------------------------------------------------
 
     async def _give_back(self, containers: list[Container]) -> dict[str, str]:
         """Restore the cpusets that containers would have without topoproxy.

@@ -15,7 +15,7 @@ from proxy.takeover.record import TakeoverRecord, options_text
 
 
 def options_of_static(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, str]:
-    """Return kubelet's options for a start under ``static``: the known ones, otherwise the recorded ones.
+    """Return kubelet's options for a start under ``static``: known ones override the recorded ones.
 
     Under ``none`` kubelet has no options, so only the record has its former options.
     """

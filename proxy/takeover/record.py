@@ -8,7 +8,7 @@ Theory. A takeover is a value with three stages:
 
 - ``none``: kubelet's CPU manager chooses CPUs, and they are adopted.
 - ``started``: CPUs that it held at the start stay with their containers until these end; topoproxy chooses
-    the CPUs of new containers.
+  the CPUs of new containers.
 - ``finished``: its file agrees. kubelet restarts under ``none``, or under ``static`` with a file that has all
   CPUs as they are in effect.
 

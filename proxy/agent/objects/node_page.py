@@ -92,7 +92,7 @@ class KoordinatorPart(Struct, frozen=True, rename="camel"):
 
 
 class Rejection(Struct, frozen=True, rename="camel"):
-    """A pod, or a container of it, that is rejected again and again.
+    """A pod, or a container of it, that is rejected repeatedly.
 
     Attributes:
         pod, uid: The pod: namespace/name, and its uid.

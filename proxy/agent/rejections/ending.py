@@ -60,7 +60,7 @@ _REASON = {RejectedPolicy.EVICT: "RejectedPodEvicted", RejectedPolicy.FAIL: "Rej
 
 
 class TerminationHistory:
-    """The pods that were ended; it outlives a restart of this part of the agent, so that the limits are kept.
+    """The pods that were ended. The record outlives a restart of this part of the agent, so the limits hold.
 
     Attributes:
         done: The pods.

@@ -17,7 +17,7 @@ controller that retries at once makes thousands of pods. So:
 - ``fail`` sets the pod's phase to Failed, as kubelet's admission does before any container of the pod has
   run. So a pod with a container that has started is never failed.
 - A pod to which the plan is not applied (mode ``observe``) continues; the agent only reports what it would
-    do.
+  do.
 """
 
 from __future__ import annotations
