@@ -7,13 +7,13 @@ itself arrives.
 
 kubelet does not keep that order. It handles the pods of one watch event in the order of their creation, and
 the pods of several events in the order of their binds; and binds that are under way at the same time end in
-any order. With a strict topology policy the order can decide: a small pod that comes first takes the only
-NUMA node on which the large pod would fit, or a CPU that the scheduler has named for another pod. So if pods
-are pending, the pod fits only if all of them are admitted in every order (``_refused_in_some_order``). Under
-``single-numa-node`` a pod of one container without named CPUs needs no trial if enough CPUs are free for it
-to find a NUMA node after all others, wherever these are: a pod of s CPUs is refused only if each of the n
-NUMA nodes has at most s - 1 CPUs left. If too many pods are pending for a trial, the node takes no more pods
-until its object shows some of them.
+any order. With a strict topology policy the order can decide: a small pod that comes first takes the lowest
+NUMA node, although the large pod fits only there, or a CPU that the scheduler has named for another pod. So
+if pods are pending, the pod fits only if all of them are admitted in every order
+(``_refused_in_some_order``). Under ``single-numa-node`` a pod of one container without named CPUs needs no
+trial if enough CPUs are free for it to find a NUMA node after all others, wherever these are: a pod of s CPUs
+is refused only if each of the n NUMA nodes has at most s - 1 CPUs left. If too many pods are pending for a
+trial, the node takes no more pods until its object shows some of them.
 
 Volcano's predicate (Volcano v1.12 pkg/scheduler/plugins/numaaware ``predicateFn``) comes first: a pod with
 the annotation ``volcano.sh/numa-topology-policy`` needs a node with that policy and a static CPU manager.
