@@ -7,10 +7,10 @@ which each step is appended), ``writes`` (the share of kernel writes that are re
 ``seed``. A step is a point at which something has just become true outside of the process, or is about to:
 before, amid and after each write of the ledger, before and after each kernel write, before and after a call
 is forwarded to the runtime, and when its answer arrives. Only steps of calls are counted: those of the first
-comparison are not, as a crash there is one more crash of the same kind.
+reconcile are not, because a crash there is one more crash of the same kind.
 
-An UpdateContainerResources with ``MOVE_SHARES`` makes the daemon move that owner to other CPUs, beside the
-call.
+An UpdateContainerResources with ``MOVE_SHARES`` makes the daemon move that owner to other CPUs while it
+handles the call.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ level, so that a half-used node is finished before the next one is begun. The st
 5. single CPUs: core by core, or with ``spread`` ascending by id within each socket, which visits one thread
    of every core before any second thread (for the usual numbering of siblings).
 
-Each order is computed when its step starts, and in step 3 again for each cache. A unit is taken only if all its CPUs are
-available: with declared averages kubelet calls some uneven units whole that are not, and would allocate CPUs
-that other containers own; here such a unit is left to the later steps.
+Each order is computed when its step starts, and in step 3 again for each cache. A unit is taken only if all
+its CPUs are available: with declared averages kubelet calls some uneven units whole that are not, and would
+allocate CPUs that other containers own; here such a unit is left to the later steps.
 """
 
 from __future__ import annotations

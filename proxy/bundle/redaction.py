@@ -1,12 +1,12 @@
-"""Redaction by an allow-list: what is not known to be harmless is replaced.
+"""Redaction by an allow-list: unknown text is replaced.
 
 Theory. The texts of topoproxy (log messages, reasons, faults) consist of words that its published source
 has, of numbers, and of names: pods, containers, paths of the configuration. These are kept. Everything else
 came from outside: a value of an annotation or of an environment, a token, a message of the runtime, what a
-hook has written. It is replaced by ``<redacted:N>``, where the same text has the same N in one bundle: so
+hook has written. It is replaced by ``<redacted:N>``. The same text has the same N in one bundle, so that
 two places can be compared. N is a number in order of appearance and says nothing about the text.
 
-Stricter rules for what is typically from outside, even where its words are known:
+Stricter rules for what is typically from outside, even if its words are known:
 
 * a text in quotes in a message: it is kept only if it is one known name, word or number;
 * ``KEY=VALUE`` with a key that records of the log do not have, such as a variable of an environment;
@@ -128,7 +128,7 @@ def _properties(schema: object) -> Iterator[str]:
 
 
 class Redactor:
-    """Replaces what is not known to be harmless; see the module.
+    """Replaces unknown text; see the module.
 
     Attributes:
         replaced: How many texts were replaced.
@@ -154,7 +154,7 @@ class Redactor:
                 self._names.update(name.split("/"))
 
     def value(self, value: object, key: str = "", above: str | None = None) -> object:
-        """Return a value of a JSON document with what is unknown replaced.
+        """Return a value of a JSON document with unknown text replaced.
 
         Args:
             value: Texts, numbers, lists and objects.
@@ -182,11 +182,11 @@ class Redactor:
         }
 
     def text(self, text: str) -> str:
-        """Return a text with what is unknown replaced; line breaks stay."""
+        """Return a text with unknown words replaced; line breaks stay."""
         return _PIECES.sub(self._piece, text)
 
     def record(self, line: str) -> str:
-        """Return a record of the log in the format klog or text with what is unknown replaced.
+        """Return a record of the log in the format klog or text with unknown text replaced.
 
         The quotes around the message of klog do not make it a quoted text.
         """

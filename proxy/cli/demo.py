@@ -39,7 +39,7 @@ _PAUSE = 1.5
     type=FiniteRange(0, 60),
     metavar="SECONDS",
     default=None,
-    show_default=f"{_PAUSE} in a terminal, else 0",
+    show_default=f"{_PAUSE} in a terminal, otherwise 0",
     help="Seconds to wait after each step.",
 )
 @click.option("--fast", is_flag=True, help="Do not wait between steps.")

@@ -12,7 +12,7 @@ from proxy.cli.attach import attach_options, confirm, node_for, signals_as_excep
 @click.command("detach")
 @attach_options
 @click.option(
-    "--force", is_flag=True, help="Where another program changed a file since, change only the endpoint."
+    "--force", is_flag=True, help="If another program changed a file since, change only the endpoint."
 )
 @click.option("--no-release", is_flag=True, help="Leave containers on the CPUs that they have.")
 def detach(

@@ -88,7 +88,7 @@ EXIT_CODES = (
     ExitCode(
         75,
         "Another topoproxy uses the socket or the state directory; scheduler-extender: the lease is lost, the"
-        " process is to be started again (EX_TEMPFAIL)",
+        " process must be started again (EX_TEMPFAIL)",
         ("serve", "release", "scheduler-extender"),
     ),
     ExitCode(77, "No permission (EX_NOPERM)", (*_CONFIGURED, "topology", "upgrade", "demo")),

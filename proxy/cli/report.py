@@ -26,7 +26,7 @@ FORMATS = ("koordinator",)
 @click.option(
     "--node",
     metavar="NAME",
-    help="The name of the Node object; by default the name in the object that was read, else the host name.",
+    help="The name of the Node object; by default the name in the object that was read, or the host name.",
 )
 def report(file: Path | None, admin: str | None, form: str, node: str | None, timeout: float) -> None:
     """Print the node's description for schedulers: CPUs, NUMA nodes, pools, and the owners of CPUs.

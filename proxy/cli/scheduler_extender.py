@@ -37,7 +37,7 @@ MOST_PORT = 65535
     "--kubeconfig",
     type=PATH,
     metavar="FILE",
-    help="The credentials for the API server; without it those of the pod, else KUBECONFIG.",
+    help="The credentials for the API server; without it those of the pod, or otherwise KUBECONFIG.",
 )
 @click.option(
     "--lease",

@@ -344,7 +344,7 @@ class EnforceConfig:
         metadata=key(
             "podsPerStep",
             whole(1, 1000),
-            "Where mode or enforce change on a running node: how many running pods are changed together.",
+            "How many running pods are changed together when mode or enforce change on a running node.",
             live=True,
         ),
     )

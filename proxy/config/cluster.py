@@ -47,7 +47,7 @@ class ClusterConfig:
         metadata=key(
             "node",
             NODE_NAME,
-            "The name of the Node object. Empty: the environment variable NODE_NAME, else the host's name.",
+            "The name of the Node object. Empty: the environment variable NODE_NAME, or the host's name.",
         ),
     )
     kubeconfig: Path | None = field(
@@ -55,8 +55,8 @@ class ClusterConfig:
         metadata=key(
             "kubeconfig",
             OPTIONAL_FILE,
-            "The credentials for the API server. Empty: those of the pod, else the environment variable "
-            "KUBECONFIG; without any, nothing is published.",
+            "The credentials for the API server. Empty: those of the pod, or otherwise the environment "
+            "variable KUBECONFIG; without any, nothing is published.",
         ),
     )
     numatopology: bool = field(
@@ -64,7 +64,7 @@ class ClusterConfig:
         metadata=key(
             "numatopology",
             BOOLEAN,
-            "Publish a Numatopology (Volcano) where its CustomResourceDefinition (CRD) is installed.",
+            "Publish a Numatopology (Volcano) if its CustomResourceDefinition (CRD) is installed.",
         ),
     )
     node_resource_topology: TopologyObject = field(
@@ -73,8 +73,8 @@ class ClusterConfig:
             "nodeResourceTopology",
             choice(TopologyObject),
             "The form in which a NodeResourceTopology is published: that of the topology-updater of Node "
-            "Feature Discovery (NFD), that of Koordinator's agent, or none. auto: Koordinator's where the "
-            "cluster has an API of Koordinator or the CRD lacks version v1alpha2, else NFD's.",
+            "Feature Discovery (NFD), that of Koordinator's agent, or none. auto: Koordinator's if the "
+            "cluster has an API of Koordinator or the CRD lacks version v1alpha2, otherwise NFD's.",
         ),
     )
     pod_annotations: bool = field(
@@ -148,7 +148,7 @@ class RejectedPodsConfig:
         metadata=key(
             "deleteFallback",
             BOOLEAN,
-            "Delete a pod where the API server does not permit its eviction. A disruption budget is "
+            "Delete a pod if the API server does not permit its eviction. A disruption budget is "
             "respected in any case.",
         ),
     )

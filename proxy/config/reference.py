@@ -48,18 +48,18 @@ again, in another process, so that no call waits. Then
   problems of `topoproxy status` until a later reload succeeds, and counted in
   `topoproxy_config_reloads_total{result}`. As long as the file is invalid, commands cannot read the admin
   socket's path from it: use `topoproxy status --admin unix:///run/topoproxy/admin.sock`;
-- what can change takes effect, all keys together or none. Containers move only where their CPUs change.
+- what can change takes effect, all keys together or none. Containers move only if their CPUs change.
   Owners keep their CPUs, also those that are reserved from now on. A change that would leave the shared
-  pool empty is refused, and so is `beSuppress.mode` where nothing counts CPU time or, for `cfs-quota`, the
+  pool empty is refused, and so is `beSuppress.mode` if nothing counts CPU time or, for `cfs-quota`, the
   cpu controller is missing;
 - what needs a restart keeps its value until then and is named, in the answer, in the log and in `topoproxy
   status`. If what changes would contradict what stays, the reload is refused as a whole;
 - options of `topoproxy serve` still take precedence over the files.
 
-`topoproxy reload` ends with 69 where the daemon does not answer in `--timeout` seconds. No file is changed
+`topoproxy reload` ends with 69 if the daemon does not answer within `--timeout` seconds. No file is changed
 then. A daemon that does not run reads the files when it starts. A reload that has begun continues: `topoproxy
 status` shows what is in effect, and another `topoproxy reload` waits for the first one and reads the files
-again. Where files are restored to their previous content after 69, a reload, or a restart of the daemon,
+again. If files are restored to their previous content after 69, a reload, or a restart of the daemon,
 must follow.
 
 SIGHUP during a start or a reload causes one more reload afterwards. Nothing about a reload is stored: a

@@ -196,7 +196,7 @@ class Config:
             "reservedMemory",
             RESERVED_MEMORY,
             "What Static reserves for the system on each NUMA node: [{numaNode: 0, limits: {memory: 1Gi}}]. "
-            "Where kubeReserved, systemReserved or evictionHard name memory, the sum over all nodes must "
+            "If kubeReserved, systemReserved or evictionHard name memory, the sum over all nodes must "
             "equal theirs.",
         ),
     )

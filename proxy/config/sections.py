@@ -95,7 +95,7 @@ class KubeletConfig:
         metadata=key(
             "configFile",
             OPTIONAL_FILE,
-            "kubelet's configuration file, read where configz does not answer; empty: config.yaml in "
+            "kubelet's configuration file, read if configz does not answer; empty: config.yaml in "
             "stateDir, if it is there.",
         ),
     )

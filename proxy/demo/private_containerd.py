@@ -58,8 +58,8 @@ disabled_plugins = ["io.containerd.internal.v1.tracing", "io.containerd.tracing.
 _PROGRAMS = {"containerd": "containerd", "ctr": "containerd", "runc": "runc", "unshare": "util-linux"}
 
 IMAGE = "localhost/topoproxy-demo:1"
+"""The reference under which the image is imported."""
 CTR_S = 60.0
-"""The reference that the image is imported under."""
 
 SLEEP = ["/bin/sleep", "2147483647"]
 
@@ -223,7 +223,11 @@ def import_image(socket: Path, archive: Path, *options: str) -> None:
 
 
 def remove_image(socket: Path) -> None:
-    """Remove the image; raises UnavailableError as ``import_image``."""
+    """Remove the image.
+
+    Raises:
+        UnavailableError: As ``import_image``.
+    """
     _ctr(socket, "images", "rm", IMAGE)
 
 

@@ -344,7 +344,9 @@ READY = Gauge(
     " ledger workers are not stuck.",
 )
 RUNTIME_CONNECTED = Gauge("runtime_connected", "Whether the runtime answers.")
-SYSTEMD_CONNECTED = Gauge("systemd_connected", "Whether systemd answers, where containers are its scopes.")
+SYSTEMD_CONNECTED = Gauge(
+    "systemd_connected", "Whether systemd answers, if it manages the cgroups of containers."
+)
 RUNTIME_EVENTS = Gauge("runtime_events", "Whether the runtime's events are received.")
 CLIENTS = Gauge("clients", "Open connections of clients.")
 KUBELET_ENDPOINT_RESET = Gauge(
@@ -354,7 +356,7 @@ KUBELET_ENDPOINT_RESET = Gauge(
 )
 WORKER_STUCK_SECONDS = Gauge(
     "worker_stuck_seconds",
-    "Seconds that a worker thread has been at one job, once that is too long; else 0.",
+    "Seconds that a worker thread has been at one job, once that is too long; otherwise 0.",
     ("worker",),
 )
 WORKER_JOBS_WAITING = Gauge("worker_jobs_waiting", "Jobs that wait for a worker thread.", ("worker",))
@@ -428,7 +430,7 @@ PLANNED_MEMORY_BYTES = Gauge(
 )
 BE_BUDGET_CPUS = Gauge(
     "be_budget_cpus",
-    "CPUs that the other pods leave to BE pods; below 0 where they use more than the threshold.",
+    "CPUs that the other pods leave to BE pods; below 0 if they use more than the threshold.",
 )
 BE_SUPPRESS_USED_CPUS = Gauge("be_suppress_used_cpus", "CPUs in use, as BE suppression counts them.", ("by",))
 BE_CPUS = Gauge("be_cpus", "CPUs that BE containers run on.")

@@ -13,7 +13,7 @@ HEAD = """\
 
 `topoproxy status --metrics`, and `/metrics` of the admin socket, give these metrics in Prometheus' text
 format. Counters and histograms begin with the process. A gauge that does not apply, such as one of BE
-suppression where that is off, is left out. This page is generated from `proxy/telemetry/metrics.py` by `make
+suppression if that is off, is left out. This page is generated from `proxy/telemetry/metrics.py` by `make
 metrics`.
 
 ## Counters

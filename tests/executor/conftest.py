@@ -418,6 +418,11 @@ class World:
             await self.executor.kernel.run(lambda: None)
             await self.call_tracker.lookups.run(lambda: None)
 
+    async def clear_log(self) -> None:
+        """Empty the log once the ledger's thread has written what is queued."""
+        await self.executor.ledger_writer.flush()
+        self.log.clear()
+
     async def begin_pod(
         self, uid: str, qos: str = "", kube: str = "", cpus: str = "", **more: Any
     ) -> PlayedCall:

@@ -23,7 +23,7 @@ async def again(world: Any, then: Callable[[], Awaitable[None]]) -> list[str]:
     """Start the daemon again, wait until all CPUs are saved, and return the updates of the runtime."""
     await world.close()
     world.boot()
-    del world.log[:]
+    await world.clear_log()
     runtime_sync = world.make_runtime_sync()
     for _ in range(3):  # by then no call of the previous daemon can be in flight
         await world.sync.once()
@@ -185,7 +185,7 @@ def test_nothing_is_sent_for_a_pod_that_was_released_while_a_fence_was_written(
             return fence
 
         monkeypatch.setattr(type(fencing), "fitting", released)
-        del world.log[:]
+        await world.clear_log()
         runtime_sync = world.make_runtime_sync()
         await runtime_sync.finish(5)
         runtime_sync.close()

@@ -160,7 +160,7 @@ def test_groups_are_written_before_each_start_below_them(run_scenario) -> None:
         ours = world.executor.cpuset_writer
         ours.write_groups = lambda: world.log.append("groups") or WriteResult(notes=["cannot write poda"])
         for kube, times in (("besteffort", 1), ("burstable", 0)):
-            world.log.clear()
+            await world.clear_log()
             container = await world.create(await world.pod(kube, "", kube))
             assert "groups" not in world.log
             assert (await world.start(container)).refused is None

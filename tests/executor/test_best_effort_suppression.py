@@ -419,7 +419,7 @@ def test_a_quota_for_all_be_pods(run_scenario: Any) -> None:
         assert bed.quotas.at == {BE_GROUP: -1}, "no BE pod, no group"
         await be_pod(world)
         bed.meter.pods = {"ls": 8.4, "be": 1.0}
-        world.log.clear()
+        await world.clear_log()
         await bed.rounds(2)
         assert bed.quotas.at == {BE_GROUP: 200_000}
         written = world.log.index(f"quota {BE_GROUP} 200000")

@@ -98,7 +98,7 @@ def test_other_containers_leave_after_the_ledger_write_and_before_the_create(run
         ls = await world.run(await world.pod("ls", "LS"))
         sandbox = await world.pod("lse", "LSE", "", "0-3")
         await world.quiet()
-        world.log.clear()
+        await world.clear_log()
         call = await world.begin(sandbox)
         assert world.log == ["ledger +i/", f"kernel {ls} 4-15", "forward CreateContainer"]
         assert (created_with(call).cpuset_cpus, created_with(call).cpuset_mems) == ("0-3", "0")
@@ -171,7 +171,7 @@ def test_a_created_container_starts_with_the_current_set(run_scenario) -> None:
         early = await world.create(await world.pod("early", "LS"))
         assert world.runtime.specs[early] == "0-15"
         await world.run(await world.pod("lse", "LSE", "", "0-3"))
-        world.log.clear()
+        await world.clear_log()
         await world.start(early)
         assert world.log[0:2] == [f"runtime {early} 4-15", "forward StartContainer"]
         assert world.on(early) == "4-15"
@@ -302,7 +302,7 @@ def test_a_restart_moves_no_container_and_assigns_no_cpu_twice(run_scenario) -> 
         created = await world.create(await world.pod("late", "LS"))
         await world.quiet()
         before = dict(world.cgroups.sets)
-        world.log.clear()
+        await world.clear_log()
         world.boot()
         await world.sync.once()
         assert [line for line in world.log if line.startswith(("kernel", "runtime"))] == []

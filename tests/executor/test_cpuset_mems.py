@@ -45,7 +45,7 @@ async def owner(world: Any) -> str:
     container: str = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
     world.cgroups.mems[container] = Mask((0,))
     await world.sync.once()
-    world.log.clear()
+    await world.clear_log()
     return container
 
 

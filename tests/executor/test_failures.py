@@ -414,7 +414,7 @@ def test_a_create_in_a_sandbox_of_crio_from_before_a_restart_is_sent_again_befor
         for sandbox in (earlier, other, await world.pod("new", "LS")):
             container = await world.create(sandbox)
             world.runtime.specs[container] = "0-15"  # what the earlier request had
-            world.log.clear()
+            await world.clear_log()
             await world.start(container)
             updated = f"runtime {container} 0-1,4-15" in world.log
             assert updated is (sandbox == earlier)
@@ -788,7 +788,7 @@ def test_a_pool_does_not_grow_and_shrink_again_while_a_call_is_in_flight(run_sce
         lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
         await asyncio.to_thread(inside.wait, 60)
         await world.stop(lse)
-        world.log.clear()
+        await world.clear_log()
         gate.set()
         await world.until(lambda: world.on(ls) == "0-15")
         await world.quiet()

@@ -23,7 +23,7 @@ async def restarted(world: Any, unknown: str) -> threading.Event:
     del world.ledger.entries[f"c/{unknown}"]
     world.runtime.details[unknown] = RuntimeDetail(f"/kubepods/podnew/{unknown}", cpuset_cpus="4-5")
     world.boot()
-    world.log.clear()
+    await world.clear_log()
     report, detail = threading.Event(), world.runtime.detail
 
     def slow(container_id: str) -> RuntimeDetail:

@@ -97,7 +97,7 @@ def test_cpus_named_by_hooks_are_recorded_before_the_create_is_sent(run_scenario
         async with hooks(world) as h:
             h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("2-5")) if e.pod.name == "ls" else None)
             pod = await world.pod("ls", "LS", "burstable")
-            world.log.clear()
+            await world.clear_log()
             call = await world.begin(pod)
             assert world.log[-2:] == ["ledger +i/", "forward CreateContainer"]
             at_the_crash = dict(world.ledger.entries)
@@ -142,7 +142,7 @@ def test_a_veto_refuses_the_create_and_leaves_nothing_reserved(run_scenario, kin
         async with hooks(world) as h:
             ls = await world.run(await world.pod("other", "LS"))
             h.add(pre_create_container=Veto("no room"))
-            world.log.clear()
+            await world.clear_log()
             call = await world.begin(await world.pod(*kind))
             assert call.refused is not None
             assert call.refused[0] == 9

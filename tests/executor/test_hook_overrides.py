@@ -31,7 +31,7 @@ def test_kernel_ledger_and_explain_follow_a_narrowed_set(run_scenario) -> None:
             world.executor.history.find("ns/ls")[-1].explanation.reasons[-1]
             == "narrowed to CPUs 4-5 by hook 10-x"
         )
-        world.log.clear()
+        await world.clear_log()
         assert world.executor.overrides.narrow(one, narrowing("4-5")) == ""
         await world.quiet()
         assert world.log == [], "an unchanged set is not written"

@@ -227,7 +227,7 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(run_scenario) -> None:
         ls, own, previous = await sharer_and_owner(world)
         gone = max(previous)
         world.machine = without(whole, str(gone))
-        world.log.clear()
+        await world.clear_log()
         await look(world)
         now = CpuSet.parse(world.on(own))
         (other,) = now - previous
@@ -260,7 +260,7 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(run_scenario) -> None:
                 await world.sync.once()  # calls from before the restart are over
                 await world.quiet()
                 assert CpuSet.parse(world.on(own)) == now, "existing replacements stay"
-            world.log.clear()
+            await world.clear_log()
             world.machine = whole
             await look(world)
             assert world.on(own) == str(previous)
@@ -325,7 +325,7 @@ def test_replacement_cpus_stay_if_a_cpu_goes_offline_again_while_they_are_releas
             return done
 
         monkeypatch.setattr(writes, "run", run_and_lose)
-        world.log.clear()
+        await world.clear_log()
         await look(world)
         assert writes.run == run_writes, "the CPU went offline while the owner was written"
         assert world.executor.state.containers[own].placement.replacement == replaced - previous
@@ -457,7 +457,7 @@ def test_an_owner_without_cpus_leaves_those_of_a_new_owner(run_scenario) -> None
         world.machine = without(whole, "3")
         await look(world)
         assert world.on(lost) == "0-2,4-15"
-        world.log.clear()
+        await world.clear_log()
         await world.begin(await world.pod("new", "LSE", "", "4-5"))
         assert world.log.index(f"kernel {lost} 0-2,6-15") < world.log.index("forward CreateContainer")
         world.cgroups.broken.add(lost)

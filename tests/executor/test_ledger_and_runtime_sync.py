@@ -197,7 +197,7 @@ def test_moved_containers_are_sent_to_the_runtime_later(run_scenario) -> None:
         await world.until(lambda: world.executor.telemetry.value(metrics.RUNTIME_UPDATES) == 2)
         assert (world.runtime.specs[one], world.runtime.specs[two]) == ("4-15", "4-15")
         assert world.runtime.specs[lse] == "0-3"
-        world.log.clear()
+        await world.clear_log()
         await world.quiet()
         assert world.log == [], "a saved set is not sent again"
         world.check()

@@ -64,7 +64,7 @@ def test_no_second_update_while_the_last_may_be_in_flight(run_scenario: Callable
         world.executor.sync_later(ls)
         await runtime_sync.finish(60)
         world.runtime.update_error = None
-        world.log.clear()
+        await world.clear_log()
         world.executor.sync_later(ls)
         await runtime_sync.finish(60)
         assert not [line for line in world.log if line.startswith("runtime")]
@@ -173,7 +173,7 @@ def test_the_group_of_a_pod_of_an_earlier_daemon_is_widened_before_any_start(
             await world.sync.once()
             await over(world)
         container = await world.create(sandbox)
-        world.log.clear()
+        await world.clear_log()
         world.executor.cpuset_writer.make_room = lambda container: world.log.append("widen") or WriteResult()
         await world.call("StartContainer", pb.StartContainerRequest(container_id=container))
         steps = [line for line in world.log if line in ("widen", "forward StartContainer")]

@@ -75,7 +75,7 @@ def refuse(world: Any, container_id: str, number: int, cpus: CpuSet, times: int 
 def test_an_owner_is_moved(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         ls, own, mine, target = await owner(world)
-        world.log.clear()
+        await world.clear_log()
         assert await world.executor.owner_moves.move(key(world, own), target) == ""
         await world.quiet()
         assert (world.on(own), world.on(ls)) == (str(target), str(ALL - target))
@@ -214,7 +214,7 @@ def test_without_a_durable_record_nothing_is_moved(run_scenario: Callable[..., N
             raise CannotCreateError("cannot write the ledger: no space left")
 
         world.ledger.write = full
-        world.log.clear()
+        await world.clear_log()
         why = await world.executor.owner_moves.move(key(world, own), target)
         assert why == "cannot record the placement: the ledger cannot be written now"
         assert world.on(own) == str(mine)

@@ -102,7 +102,7 @@ def test_a_partition_is_made_after_the_start_when_other_containers_have_left(
     async def scenario(world: Any) -> None:
         partitions, _ = with_partitions(world)
         await world.run(await world.pod("ls", "LS"))
-        world.log.clear()
+        await world.clear_log()
         container = await owner(world)
         await world.until(lambda: container in partitions.jobs.known.records)
         await world.until(lambda: of_partitions(world))
@@ -150,7 +150,7 @@ def test_a_partition_ends_before_other_containers_grow(run_scenario: Callable[..
         shared = await world.run(await world.pod("ls", "LS"))
         container = await owner(world)
         await world.until(lambda: of_partitions(world))
-        world.log.clear()
+        await world.clear_log()
         await world.stop(container)
         await world.until(lambda: world.cgroups.sets[shared] >= CpuSet.parse("2-3"))
         ended = next(i for i, line in enumerate(world.log) if line.startswith("partition member 2-3"))
@@ -242,7 +242,7 @@ def test_a_partition_that_the_kernel_ended_is_reported_and_made_again(
         container = await owner(world)
         await world.until(lambda: of_partitions(world))
         kernel.states[container] = PartitionState("isolated", valid=False, reason="No cpu available")
-        world.log.clear()
+        await world.clear_log()
         await world.sync.once()
         assert of_partitions(world)[0].startswith("partition member")
         assert world.executor.telemetry.value(metrics.PARTITIONS_LOST) == 1
@@ -353,7 +353,7 @@ def test_an_unwanted_partition_is_ended_after_a_crash(run_scenario: Callable[...
         world.boot()
         partitions, again = with_partitions(world, "")
         again.states = dict(kernel.states)
-        world.log.clear()
+        await world.clear_log()
         await world.sync.once()
         assert of_partitions(world)[0].startswith("partition member 2-3 {'kubepods'")
         await world.sync.once()
@@ -372,7 +372,7 @@ def test_a_wanted_partition_stays_after_a_crash(run_scenario: Callable[..., None
         world.boot()
         _, again = with_partitions(world)
         again.states = dict(kernel.states)
-        world.log.clear()
+        await world.clear_log()
         await world.sync.once()
         assert of_partitions(world) == []
 
@@ -388,7 +388,7 @@ def test_without_a_ledger_the_partition_is_made_again(run_scenario: Callable[...
         world.boot()
         _, again = with_partitions(world)
         again.states = dict(kernel.states)
-        world.log.clear()
+        await world.clear_log()
         await world.sync.once()
         world.now += 3
         await world.sync.once()  # calls from before the restart are over

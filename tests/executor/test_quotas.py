@@ -237,7 +237,7 @@ def test_a_running_container_is_adopted_with_a_quota(run_scenario: Callable[...,
         assert world.runtime.quotas[owner] == -1
         assert world.log[-1] == f"runtime {owner} 2-3 quota -1"
         await settled(world)
-        world.log.clear()
+        await world.clear_log()
         await world.sync.once()
         assert not [line for line in world.log if line.startswith(("runtime", "quota"))], "once is enough"
 

@@ -17,7 +17,7 @@ async def made_by_the_first(world: Any, status: int | None) -> str:
     await world.run(await world.pod("lse", "LSE", "", "0-3"))
     container: str = world.finish(await world.begin(sandbox), "made")
     world.runtime.specs[container] = "0-15"
-    world.log.clear()
+    await world.clear_log()
     await world.start(container)
     return container
 
@@ -52,7 +52,7 @@ def test_a_container_created_at_once_is_not_updated(run_scenario: Any) -> None:
         sandbox = await world.pod("early", "LS")
         world.wire.finished(await world.begin(sandbox, "other"), 4)
         container = await world.create(sandbox)
-        world.log.clear()
+        await world.clear_log()
         await world.start(container)
         assert world.log[0] == "forward StartContainer"
 
@@ -66,7 +66,7 @@ def test_the_oldest_failed_creates_are_forgotten(run_scenario: Any, monkeypatch:
         sandbox = await world.pod("early", "LS")
         for name in ("a", "b", "c"):
             world.wire.finished(await world.begin(sandbox, name), 4)
-        world.log.clear()
+        await world.clear_log()
         for name, updated in (("a", False), ("b", True), ("c", True)):
             container = await world.run(sandbox, name)
             assert (f"runtime {container} 0-15" in world.log) is updated

@@ -373,7 +373,7 @@ def test_a_call_with_a_doubtful_set_is_forwarded_within_a_fence(run_scenario: An
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
-        del world.log[:]
+        await world.clear_log()
         call = await update(world, ls, cpu_shares=100)
         assert world.scopes.slices[slice_of("ls")] == REST  # systemd has 4-15 in effect, or soon
         assert world.log == [f"fence {slice_of('ls')} {REST}", "forward UpdateContainerResources"]
@@ -408,7 +408,7 @@ def test_a_start_is_forwarded_within_a_fence(run_scenario: Any) -> None:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         container = await world.create(await pod(world, "ls", qos="LS"), **SHARES)
-        del world.log[:]
+        await world.clear_log()
         await start(world, container)
         fenced = [f"fence {slice_of('ls')} {REST}", "forward StartContainer"]
         assert world.log[:2] == fenced
@@ -522,7 +522,7 @@ def test_own_changes_go_to_systemd_if_the_runtime_sends_wrong_sets(run_scenario:
         await run(world, "lsr", qos="LSR", cpus="12-13")
         await check_set(world, ls, cpus_of("0-11,14-15"))
         assert world.executor.unit_properties.order is MaskOrder.REVERSED
-        del world.log[:]
+        await world.clear_log()
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         await check_set(world, ls, REST - cpus_of("12-13"))
         await world.stop(lse)
