@@ -79,7 +79,7 @@ def main() -> int:
     print(f"{pods} pods on {count} machines: {took:.2f} s, {pods / took:.0f} pods/s, {took / loop:.0f} loops")
     print(f"placed {summary.placed} (together {summary.together}, spread {summary.spread}, ", end="")
     print(f"sharing {summary.sharing})")
-    print(f"refused {dict(Counter(summary.refused))}, unschedulable {dict(summary.unschedulable)}")
+    print(f"refused {dict(Counter(summary.rejected))}, unschedulable {dict(summary.unschedulable)}")
     late = took >= BAR and (pods, count) == (10_000, 100)
     print(f"bar {BAR:.0f} s for 10000 pods on 100 machines: {'MISSED' if late else 'ok'}")
     return int(late)

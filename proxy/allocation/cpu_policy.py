@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.distributed import take_distributed
 from proxy.allocation.packed import take_packed
-from proxy.allocation.refusal import AllocationRefusedError
+from proxy.allocation.rejection import AllocationRejectedError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions
@@ -28,11 +28,11 @@ class CpuStateError(ValueError):
     """The reserved CPUs do not fit the machine; the text is kubelet's."""
 
 
-class CpuRefusedError(AllocationRefusedError):
+class CpuRejectedError(AllocationRejectedError):
     """A container cannot have its CPUs; the text is kubelet's message."""
 
 
-class SmtAlignmentError(CpuRefusedError):
+class SmtAlignmentError(CpuRejectedError):
     """A request is not a number of whole cores, or there are too few of them."""
 
     reason = "SMTAlignmentError"

@@ -30,11 +30,11 @@ from collections.abc import Callable, Iterable, Iterator
 from proxy.allocation.allocation_order import Orders
 from proxy.allocation.allocation_steps import CORE, NODE, PART, SINGLE, SOCKET, UNCORE, Note, step_texts
 from proxy.allocation.cpu_topology import CpuTopology, Units
-from proxy.allocation.refusal import AllocationRefusedError
+from proxy.allocation.rejection import AllocationRejectedError
 from proxy.model.idset import CpuSet
 
 
-class NotEnoughCpus(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
+class NotEnoughCpus(AllocationRejectedError):  # noqa: N818 - reads as what it is, in kubelet's words
     """More CPUs are requested than are available."""
 
     def __init__(self, requested: int, available: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from proxy.allocation.devices.allocate import QueryPreference
-from proxy.allocation.refusal import UNEXPECTED
+from proxy.allocation.rejection import UNEXPECTED
 from proxy.engine.admission import NO_POOL_CPUS, exhausted_verdict
 from proxy.engine.enforcement import applies_to
 from proxy.engine.held_devices import holds_all

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from proxy.allocation.cpu_request import container_cpus
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
-from proxy.allocation.refusal import AllocationRefusedError
+from proxy.allocation.rejection import AllocationRejectedError
 from proxy.engine.admission import (
     NO_POOL_CPUS,
     RESTRICTED_CLASSES,
@@ -410,7 +410,7 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
         raise PlacementRejectedError(exhausted_verdict(f"place {ref}", nowhere.partition(":")[0]))
     try:
         context = _context(draft, claimed, avoid)
-    except AllocationRefusedError as conflict:
+    except AllocationRejectedError as conflict:
         verdict = refusal_verdict(conflict)
         raise PlacementRejectedError(
             detailed_verdict(verdict, ref, TopologyDecision(verdict, ANYWHERE))

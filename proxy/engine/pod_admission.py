@@ -24,7 +24,7 @@ from msgspec import Struct, structs
 from proxy.allocation.cpu_request import MILLI, container_cpus, pod_cpus
 from proxy.allocation.providers.devices import DeviceProvider
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
-from proxy.allocation.refusal import AllocationRefusedError
+from proxy.allocation.rejection import AllocationRejectedError
 from proxy.engine.admission import (
     exhausted_verdict,
     ownership_problem,
@@ -223,7 +223,7 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, owned_by_pod: bo
     pod, total = request.pod, request.cri_resources
     try:
         context = build_context(state, request)
-    except AllocationRefusedError as conflict:
+    except AllocationRejectedError as conflict:
         return _reject(state, request, TopologyDecision(refusal_verdict(conflict), ANYWHERE), None)
     milli = request.cpus * MILLI if request.exclusive else shared_request_milli(pod, total)
     aligns = wants_alignment(pod) and (milli > 0 or bool(request.assigned_devices))
@@ -305,7 +305,7 @@ def _decide_by_pod_policy(state: NodeState, context: AdmissionContext, milli: in
     """Decide a pod by its own policy, and allocate for its containers."""
     try:
         decision = align_pod(state, context, milli)
-    except AllocationRefusedError as error:
+    except AllocationRejectedError as error:
         return TopologyDecision(refusal_verdict(error), ANYWHERE)
     if not decision.verdict.admitted:
         return decision

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from proxy.allocation.cpu_request import CPU
 from proxy.allocation.providers.cpu import CpuProvider
-from proxy.allocation.refusal import UNEXPECTED
+from proxy.allocation.rejection import UNEXPECTED
 from proxy.engine.node import Node
 from proxy.engine.owners import spare_shared_cpus
 from proxy.engine.state import NodeState

@@ -24,7 +24,7 @@ from proxy.allocation.merge_record import record_answer, record_merge
 from proxy.allocation.policies import decide
 from proxy.allocation.providers.devices import DeviceProvider
 from proxy.allocation.providers.provider import Provider, ProviderRequest
-from proxy.allocation.refusal import UNEXPECTED, AllocationRefusedError
+from proxy.allocation.rejection import UNEXPECTED, AllocationRejectedError
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.explanation import AllocationStep, Merge, ProviderAnswer
@@ -154,7 +154,7 @@ def allocate(
             granted = allocation.grants
             after.append(allocation.provider)
             steps += [AllocationStep(provider.name, text) for text in allocation.steps]
-    except AllocationRefusedError as refusal:
+    except AllocationRejectedError as refusal:
         return TopologyDecision(
             refusal_verdict(refusal), hint, answers=answers, merge=merge, steps=tuple(steps)
         )
@@ -163,7 +163,7 @@ def allocate(
     )
 
 
-def refusal_verdict(error: AllocationRefusedError) -> Verdict:
+def refusal_verdict(error: AllocationRejectedError) -> Verdict:
     """Return the verdict for a refused allocation, in kubelet's words.
 
     Source: kubernetes v1.36, pkg/kubelet/cm/admission/errors.go ``GetPodAdmitResult``.
@@ -221,7 +221,7 @@ def build_context(state: NodeState, request: ProviderRequest) -> AdmissionContex
     """Prepare every provider for a request.
 
     Raises:
-        AllocationRefusedError: The request contradicts the settings of the node, such as its bind policy.
+        AllocationRejectedError: The request contradicts the settings of the node, such as its bind policy.
     """
     providers = tuple(provider.prepare(state, request) for provider in state.providers)
     if state.devices.registered or state.devices.held:

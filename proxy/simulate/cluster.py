@@ -33,7 +33,7 @@ class PodOutcome(enum.StrEnum):
     """The outcome for a pod."""
 
     PLACED = "placed"
-    REFUSED = "refused"
+    REJECTED = "refused"
     UNSCHEDULABLE = "unschedulable"
 
 
@@ -104,14 +104,14 @@ class Cluster:
         return results
 
     def _place(self, simulated_pod: SimulatedPod, *, explain: bool) -> Result:
-        refused: list[tuple[Host, DryRunOutcome]] = []
+        rejections: list[tuple[Host, DryRunOutcome]] = []
         for at in self._fitting(simulated_pod):
             host = self.hosts[at]
             outcome = dry_run(host.state, simulated_pod.arrival)
             explanations = outcome.explanations if explain else ()
             if outcome.verdict.admitted:
                 self._record_placement(at, simulated_pod, outcome)
-                tried = tuple(refusing.name for refusing, _ in refused)
+                tried = tuple(rejecting.name for rejecting, _ in rejections)
                 return Result(
                     simulated_pod,
                     PodOutcome.PLACED,
@@ -120,19 +120,19 @@ class Cluster:
                     containers=outcome.containers,
                     explanations=explanations,
                 )
-            refused.append((host, outcome))
+            rejections.append((host, outcome))
             if not self._retry:
                 break
-        if not refused:
+        if not rejections:
             return self._unschedulable(simulated_pod)
-        host, outcome = refused[-1]
+        host, outcome = rejections[-1]
         return Result(
             simulated_pod,
-            PodOutcome.REFUSED,
+            PodOutcome.REJECTED,
             host.name,
             outcome.verdict.reason,
             outcome.verdict.operator_message,
-            tuple(refusing.name for refusing, _ in refused),
+            tuple(rejecting.name for rejecting, _ in rejections),
             container=outcome.refused,
             explanations=outcome.explanations if explain else (),
         )

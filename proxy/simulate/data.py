@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from proxy.model import schema_ids
 from proxy.model.workload import Container, Pool
@@ -13,9 +13,13 @@ from proxy.simulate.hosts import Host
 from proxy.simulate.picture import NumaNodeRow, rows_of
 from proxy.simulate.quality import Alignment, RemainingCpus
 from proxy.simulate.simulation import Simulation
-from proxy.simulate.summary import Findings
+from proxy.simulate.summary import Findings, Summary
 
 Data = dict[str, object]
+
+_SUMMARY_KEYS = {"rejected": "refused", "largest_when_empty": "empty"}
+_REMAINING_CPUS_KEYS = {"largest_when_empty": "of"}
+"""Attributes whose key in JSON is another word, by attribute."""
 
 
 def page(simulation: Simulation, findings: Findings, notes: Sequence[str]) -> Data:
@@ -24,7 +28,7 @@ def page(simulation: Simulation, findings: Findings, notes: Sequence[str]) -> Da
         "schema": schema_ids.SIMULATE,
         "configuration": simulation.config.source,
         "notes": list(notes),
-        "summary": dataclasses.asdict(findings.summary),
+        "summary": _fields(findings.summary, _SUMMARY_KEYS),
         "machines": [
             _host(h, remaining) for h, remaining in zip(simulation.hosts, findings.remaining, strict=True)
         ],
@@ -32,6 +36,10 @@ def page(simulation: Simulation, findings: Findings, notes: Sequence[str]) -> Da
             _pod(r, alignments) for r, alignments in zip(simulation.results, findings.alignments, strict=True)
         ],
     }
+
+
+def _fields(measured: Summary | RemainingCpus, keys: Mapping[str, str]) -> Data:
+    return {keys.get(name, name): value for name, value in dataclasses.asdict(measured).items()}
 
 
 def _host(host: Host, remaining: RemainingCpus) -> Data:
@@ -45,7 +53,7 @@ def _host(host: Host, remaining: RemainingCpus) -> Data:
             "owned": str(host.owned),
             "left": str(host.ownable),
         },
-        "left": dataclasses.asdict(remaining),
+        "left": _fields(remaining, _REMAINING_CPUS_KEYS),
         "offered": dict(host.offers),
         "asked": {name: amount - host.free[name] for name, amount in host.offers.items()},
         "nodes": [_row(row) for row in rows_of(host)],

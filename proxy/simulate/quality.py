@@ -49,14 +49,14 @@ class RemainingCpus:
         whole: The part of them in cores that are free as a whole.
         largest: The most CPUs that one NUMA node has left.
         largest_whole: The same, counting whole cores only.
-        of: The most CPUs that one NUMA node had when the machine was empty.
+        largest_when_empty: The most CPUs that one NUMA node had when the machine was empty.
     """
 
     cpus: int
     whole: int
     largest: int
     largest_whole: int
-    of: int
+    largest_when_empty: int
 
 
 def remaining_cpus_of(node: Node, ownable: CpuSet) -> RemainingCpus:

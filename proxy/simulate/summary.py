@@ -25,7 +25,7 @@ class Summary:
         together: Placed, and each container is on as few NUMA nodes as possible.
         spread: Placed, and some container is on more NUMA nodes than necessary.
         sharing: Placed, without resources of a NUMA node.
-        refused: Rejected by the machine's engine, by reason.
+        rejected: Rejected by the machine's engine, by reason.
         unschedulable: No machine has enough by requests, by the resources that are short; ``NoSuchMachine``
             if the pod requests a machine that does not exist.
         cpus: Online CPUs of all machines.
@@ -34,7 +34,7 @@ class Summary:
         whole: The part of ``left`` in whole cores.
         largest: The largest request for CPUs that one NUMA node anywhere still holds.
         largest_whole: The same in whole cores.
-        empty: The value of ``largest`` on the empty machines.
+        largest_when_empty: The value of ``largest`` on the empty machines.
     """
 
     machines: int
@@ -43,7 +43,7 @@ class Summary:
     together: int
     spread: int
     sharing: int
-    refused: Mapping[str, int]
+    rejected: Mapping[str, int]
     unschedulable: Mapping[str, int]
     cpus: int
     owned: int
@@ -51,7 +51,7 @@ class Summary:
     whole: int
     largest: int
     largest_whole: int
-    empty: int
+    largest_when_empty: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _summary(
         for pod_alignments in alignments
     )
     placed_on_nodes = sum(map(bool, alignments))
-    refused = Counter(r.reason for r in results if r.outcome is PodOutcome.REFUSED)
+    rejected = Counter(r.reason for r in results if r.outcome is PodOutcome.REJECTED)
     short = Counter(
         ", ".join(r.lacking) or r.reason for r in results if r.outcome is PodOutcome.UNSCHEDULABLE
     )
@@ -106,7 +106,7 @@ def _summary(
         together=together,
         spread=placed_on_nodes - together,
         sharing=outcomes[PodOutcome.PLACED] - placed_on_nodes,
-        refused=dict(refused.most_common()),
+        rejected=dict(rejected.most_common()),
         unschedulable=dict(short.most_common()),
         cpus=sum(len(host.node.machine.online) for host in hosts),
         owned=sum(len(host.owned) for host in hosts),
@@ -114,7 +114,7 @@ def _summary(
         whole=sum(cpus.whole for cpus in remaining),
         largest=max((cpus.largest for cpus in remaining), default=0),
         largest_whole=max((cpus.largest_whole for cpus in remaining), default=0),
-        empty=max((cpus.of for cpus in remaining), default=0),
+        largest_when_empty=max((cpus.largest_when_empty for cpus in remaining), default=0),
     )
 
 
@@ -125,18 +125,18 @@ def too_small(simulation: Simulation) -> Iterator[str]:
         A sentence for each machine and number of CPUs.
     """
     hosts = {host.name: host for host in simulation.hosts}
-    refused: Counter[tuple[str, int]] = Counter()
+    rejections: Counter[tuple[str, int]] = Counter()
     for result in simulation.results:
         requests = result.simulated_pod.arrival.pod.requests
         host = hosts.get(result.host)
         if (
-            result.outcome is PodOutcome.REFUSED
+            result.outcome is PodOutcome.REJECTED
             and requests is not None
             and host is not None
             and host.node.static
         ):
-            refused[host.name, pod_cpus(requests)] += 1
-    for (name, requested), count in refused.items():
+            rejections[host.name, pod_cpus(requests)] += 1
+    for (name, requested), count in rejections.items():
         node = hosts[name].node
         if requested > node.most_ownable:
             yield (

@@ -213,8 +213,8 @@ def numbers(reported: Summary) -> list[tuple[str, int, str]]:
         ("    together", reported.together, "on as few NUMA nodes as there can be"),
         ("    spread", reported.spread, "on more NUMA nodes than there had to be"),
         ("    sharing", reported.sharing, "given nothing that belongs to a NUMA node"),
-        ("  rejected", sum(reported.refused.values()), "by the machine that was chosen for it"),
-        *((f"    {reason}", count, "") for reason, count in reported.refused.items()),
+        ("  rejected", sum(reported.rejected.values()), "by the machine that was chosen for it"),
+        *((f"    {reason}", count, "") for reason, count in reported.rejected.items()),
         ("  unschedulable", sum(reported.unschedulable.values()), "no machine has what is requested"),
         *((f"    {short_text(resource)}", count, "") for resource, count in reported.unschedulable.items()),
         ("CPUs", reported.cpus, ""),
@@ -224,7 +224,7 @@ def numbers(reported: Summary) -> list[tuple[str, int, str]]:
         (
             "    on one node",
             reported.largest,
-            f"the most on any NUMA node ({reported.empty} when it was empty)",
+            f"the most on any NUMA node ({reported.largest_when_empty} when it was empty)",
         ),
         ("    the same in whole cores", reported.largest_whole, ""),
     ]
@@ -279,7 +279,7 @@ def spread_lines(simulation: Simulation, findings: Findings) -> list[str]:
 
 def explain_lines(result: Result, width: int) -> list[str]:
     """Explain the placement of a pod, container by container."""
-    rejected = result.outcome is PodOutcome.REFUSED and result.explanations  # they say why
+    rejected = result.outcome is PodOutcome.REJECTED and result.explanations  # they say why
     lines = [
         f"{clean(result.simulated_pod.ref)}: {_rejected_text(result) if rejected else outcome_text(result)}"
     ]

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from proxy.allocation import cpu_static
-from proxy.allocation.cpu_policy import CpuPolicy, CpuRefusedError, CpuState
+from proxy.allocation.cpu_policy import CpuPolicy, CpuRejectedError, CpuState
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices import allocate as devices_allocate
 from proxy.allocation.devices import hints as devices_hints
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.allocation.memory import allocate as memory_allocate
 from proxy.allocation.memory import hints as memory_hints
-from proxy.allocation.memory.state import MemoryRefused, MemoryState, initial, node_memory
+from proxy.allocation.memory.state import MemoryRejectedError, MemoryState, initial, node_memory
 from proxy.allocation.packed import NotEnoughCpus
 from proxy.allocation.policies import decide
 from proxy.backends.kubelet.checkpoints import held_cpus, read_cpu, read_memory
@@ -45,7 +45,7 @@ DEVICES = [
     RegisteredDevice("d"),
     RegisteredDevice("e", Mask([3]), healthy=False),
 ]
-REFUSALS = (NotEnoughCpus, CpuRefusedError, MemoryRefused, devices_allocate.DeviceRefused)
+REFUSALS = (NotEnoughCpus, CpuRejectedError, MemoryRejectedError, devices_allocate.DeviceRejectedError)
 
 REQUESTS = st.builds(
     lambda cpus, mib, gpus: {"cpu": cpus * 1000, "memory": mib * MIB, **({GPU: gpus} if gpus else {})},

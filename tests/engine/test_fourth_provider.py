@@ -16,7 +16,7 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.providers.provider import Allocation, Provider, ProviderRequest, Serves
-from proxy.allocation.refusal import AllocationRefusedError
+from proxy.allocation.rejection import AllocationRejectedError
 from proxy.engine.adoption import adopt, with_unrecorded_grants
 from proxy.engine.container_create import Plan, place
 from proxy.engine.container_events import ContainerFound
@@ -41,7 +41,7 @@ MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE0, NODE1 = (node.cpus for node in MACHINE.nodes)
 
 
-class NoCacheWaysError(AllocationRefusedError):
+class NoCacheWaysError(AllocationRejectedError):
     """Too few cache ways are free."""
 
     reason = "CacheWaysError"

@@ -15,7 +15,7 @@ from proxy.allocation.devices.state import RegisteredDevice
 from proxy.allocation.providers.cpu import CpuProvider
 from proxy.allocation.providers.memory import MemoryProvider
 from proxy.allocation.providers.provider import Provider, ProviderRequest
-from proxy.allocation.refusal import AllocationRefusedError
+from proxy.allocation.rejection import AllocationRejectedError
 from proxy.engine.container_create import Plan, place
 from proxy.engine.held_devices import granted
 from proxy.engine.node import Node
@@ -336,7 +336,7 @@ def test_a_container_without_named_cpus_still_gets_counted_memory() -> None:
 
 
 def test_refusal_messages_match_kubelet() -> None:
-    verdict = refusal_verdict(AllocationRefusedError("not enough"))
+    verdict = refusal_verdict(AllocationRejectedError("not enough"))
     assert (verdict.code, verdict.reason) == (9, "UnexpectedAdmissionError")
     assert verdict.message == "Allocate failed due to not enough, which is unexpected"
 

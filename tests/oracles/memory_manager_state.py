@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from proxy.allocation.memory.state import (
-    MemoryRefused,
+    MemoryRejectedError,
     MemoryState,
     NodeMemory,
     NumaMemory,
@@ -25,24 +25,24 @@ def validated(read: MemoryState, nodes: Iterable[NodeMemory], reserved: Reserved
     """Return the state to start with: the stored one, or the initial one if nothing was stored.
 
     Raises:
-        MemoryRefused: What was read does not fit the machine; the text is kubelet's.
+        MemoryRejectedError: What was read does not fit the machine; the text is kubelet's.
     """
     expected = initial(nodes, reserved)
     if not read.nodes:
         if read.assignments:
-            raise MemoryRefused("machine state can not be empty when it has memory assignments")
+            raise MemoryRejectedError("machine state can not be empty when it has memory assignments")
         return expected
     for uid, pod in read.assignments.items():
         for name, blocks in pod.items():
             where = f"(pod: {uid}, container: {name}) the memory assignment uses"
             for block in blocks:
                 if any(i not in expected.nodes for i in block.affinity):
-                    raise MemoryRefused(f"{where} the NUMA that does not exist")
+                    raise MemoryRejectedError(f"{where} the NUMA that does not exist")
                 if any(block.resource not in expected.nodes[i].tables for i in block.affinity):
-                    raise MemoryRefused(f"{where} memory resource that does not exist")
+                    raise MemoryRejectedError(f"{where} memory resource that does not exist")
                 expected = expected.charged(block, block.size)
     if problem := difference(read, expected):
-        refusal = MemoryRefused("the expected machine state is different from the real one")
+        refusal = MemoryRejectedError("the expected machine state is different from the real one")
         refusal.add_note(problem)
         raise refusal
     return read

@@ -16,7 +16,7 @@ The CPUs go back with the pod's last container.
 
 from __future__ import annotations
 
-from proxy.allocation.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, take
+from proxy.allocation.cpu_policy import CpuPolicy, CpuRejectedError, CpuState, take
 from proxy.allocation.cpu_request import container_cpus, pod_level_cpu_count
 from proxy.allocation.cpu_static import check_whole_cores, take_under
 from proxy.model.idset import CpuSet, Mask
@@ -25,7 +25,7 @@ from proxy.model.requests import ContainerKind, PodRequests
 from tests.testkit.changed_copy import changed_copy as replace
 
 
-class EmptyPodSharedPoolError(CpuRefusedError):
+class EmptyPodSharedPoolError(CpuRejectedError):
     """A container that shares its pod's CPUs would have none."""
 
     reason = "EmptyPodSharedPoolError"

@@ -73,11 +73,15 @@ def test_there_is_room_for_so_many_pods(cluster: MakeCluster, pod: MakePod) -> N
     assert all(r.outcome is PodOutcome.PLACED for r in cluster(1, pods=0).run([pod() for _ in range(150)]))
 
 
-def test_the_engine_refuses_and_nothing_is_kept(cluster: MakeCluster, pod: MakePod) -> None:
+def test_the_engine_rejects_and_nothing_is_kept(cluster: MakeCluster, pod: MakePod) -> None:
     one = cluster(config=SINGLE)
     before = dict(one.hosts[0].free)
     result = one.run([pod(cpu=10, memory="1Gi")])[0]
-    assert (result.outcome, result.reason, result.host) == (PodOutcome.REFUSED, "TopologyAffinityError", "m1")
+    assert (result.outcome, result.reason, result.host) == (
+        PodOutcome.REJECTED,
+        "TopologyAffinityError",
+        "m1",
+    )
     assert result.container == "c"
     assert "Resources cannot be allocated with Topology locality" in result.message
     assert one.hosts[0].free == before
@@ -99,7 +103,7 @@ def test_retry_continues_to_the_next_machine(pod: MakePod) -> None:
 
     # 14 CPUs are free in two pieces of 7, and 16 in one piece.
     refused, placed = last(retry=False), last(retry=True)
-    assert (refused.outcome, refused.host, refused.tried) == (PodOutcome.REFUSED, "split", ("split",))
+    assert (refused.outcome, refused.host, refused.tried) == (PodOutcome.REJECTED, "split", ("split",))
     assert (placed.outcome, placed.host, placed.tried) == (PodOutcome.PLACED, "whole", ("split",))
 
 

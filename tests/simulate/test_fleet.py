@@ -54,8 +54,8 @@ def test_the_extender_binds_no_pod_that_its_node_rejects_and_no_fewer_run() -> N
     assert set(stock.rejected) == {"TopologyAffinityError"}
     assert extended.rejected == {}
     assert extended.placed >= stock.placed
-    assert extended.on_one == extended.possible
-    assert stock.on_one < stock.possible
+    assert extended.pods_on_one_numa_node == extended.pods_possible_on_one_numa_node
+    assert stock.pods_on_one_numa_node < stock.pods_possible_on_one_numa_node
 
 
 def test_a_fleet_is_filled_to_the_requested_level() -> None:
@@ -122,7 +122,7 @@ count: 1
     stock, extended = figures(simulated(text))
     assert (sum(stock.rejected.values()), extended.waiting) == (one, one)
     assert (stock.placed, extended.placed) == (1 - one, 1 - one)
-    assert stock.possible == extended.on_one == 0
+    assert stock.pods_possible_on_one_numa_node == extended.pods_on_one_numa_node == 0
 
 
 def test_devices_are_on_the_node_of_the_cpus() -> None:
@@ -159,7 +159,7 @@ count: 4
 """
     done = simulated(text)
     _, extended = figures(done)
-    assert (extended.placed, extended.on_one, extended.rejected) == (4, 4, {})
+    assert (extended.placed, extended.pods_on_one_numa_node, extended.rejected) == (4, 4, {})
     for host in done.runs[1].hosts:
         for container in host.state.containers.values():
             assert container.pod.cpuset == container.placement.exclusive
@@ -274,7 +274,7 @@ def test_recorded_pods_come_again_to_empty_nodes_where_they_may_go_anywhere() ->
     recorded = numatopology("4-7,8-11", ("uid-a", "1-3"), ("uid-gone", "12-15"))
     done = simulated(listed(node(), recorded, pod("a", 3, "n1")), FleetSettings(anywhere=True))
     assert (done.fleet.cpus, done.fleet.running, done.fleet.pods) == (15, 0, 1)
-    assert figures(done)[1].on_one == 1
+    assert figures(done)[1].pods_on_one_numa_node == 1
 
 
 def test_a_pod_that_runs_and_is_not_shown_takes_its_cpus() -> None:
@@ -354,7 +354,7 @@ def test_a_node_without_topology_objects_aligns_nothing() -> None:
     done = simulated(listed(node(), pod("a", 9)))
     assert any("1 node without Numatopology" in note for note in done.notes)
     stock, _ = figures(done)
-    assert (stock.placed, stock.on_one) == (1, 0)
+    assert (stock.placed, stock.pods_on_one_numa_node) == (1, 0)
 
 
 @pytest.mark.parametrize(

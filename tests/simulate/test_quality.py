@@ -90,7 +90,13 @@ def test_what_was_given_nothing_or_has_ended_lies_nowhere(node: Node) -> None:
 def test_what_is_left_in_one_piece(node: Node) -> None:
     # Node 0 has core 3 (CPUs 3,19) and the second threads of 0 and 1; node 1 one thread of each core.
     left = remaining_cpus_of(node, CpuSet.parse("3,19,16,17,4-7,8"))
-    assert (left.cpus, left.whole, left.largest, left.largest_whole, left.of) == (9, 2, 4, 2, 8)
+    assert (left.cpus, left.whole, left.largest, left.largest_whole, left.largest_when_empty) == (
+        9,
+        2,
+        4,
+        2,
+        8,
+    )
     empty = remaining_cpus_of(node, CpuSet())
     assert (empty.cpus, empty.whole, empty.largest, empty.largest_whole) == (0, 0, 0, 0)
 
@@ -98,7 +104,13 @@ def test_what_is_left_in_one_piece(node: Node) -> None:
 def test_reserved_cpus_do_not_count_as_free() -> None:
     one = host("cpuManagerPolicy: static\nreservedSystemCPUs: 0,4,8,12")
     left = remaining_cpus_of(one.node, one.ownable)
-    assert (left.cpus, left.whole, left.largest, left.largest_whole, left.of) == (28, 24, 7, 6, 7)
+    assert (left.cpus, left.whole, left.largest, left.largest_whole, left.largest_when_empty) == (
+        28,
+        24,
+        7,
+        6,
+        7,
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,10 +168,10 @@ def test_a_summary_adds_up(pod: Callable[..., SimulatedPod]) -> None:
     ).summary
     assert (summary.machines, summary.pods, summary.cpus) == (1, 8, 32)
     assert (summary.placed, summary.together, summary.spread, summary.sharing) == (5, 4, 0, 1)
-    assert summary.refused == {"TopologyAffinityError": 1}
+    assert summary.rejected == {"TopologyAffinityError": 1}
     assert summary.unschedulable == {"cpu": 1, "memory": 1}
     assert (summary.owned, summary.left, summary.whole) == (24, 8, 8)
-    assert (summary.largest, summary.largest_whole, summary.empty) == (2, 2, 8)
+    assert (summary.largest, summary.largest_whole, summary.largest_when_empty) == (2, 2, 8)
 
 
 def test_a_device_of_no_node_has_a_row_of_its_own(pod: Callable[..., SimulatedPod]) -> None:
@@ -178,4 +190,4 @@ def test_the_largest_piece_is_looked_for_on_all_machines(pod: Callable[..., Simu
     summary = find(
         simulate(config, hosts_of(config, machines, SimulationRules({})), simulated_pods, SimulationRules({}))
     ).summary
-    assert (summary.left, summary.largest, summary.largest_whole, summary.empty) == (34, 8, 8, 8)
+    assert (summary.left, summary.largest, summary.largest_whole, summary.largest_when_empty) == (34, 8, 8, 8)

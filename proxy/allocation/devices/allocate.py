@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from proxy.allocation.devices.state import DeviceState
-from proxy.allocation.refusal import AllocationRefusedError
+from proxy.allocation.rejection import AllocationRejectedError
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.phrases import numa_nodes_text
@@ -36,7 +36,7 @@ Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]
 """Calls a plug-in with the ids to choose from, the ids that must be included, and the total; returns ids."""
 
 
-class DeviceRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
+class DeviceRejectedError(AllocationRejectedError):
     """The device manager rejects the request; the message is kubelet's."""
 
 
@@ -142,7 +142,7 @@ def allocate(
             while kubelet runs. If False, the devices are checked, as after a reboot.
 
     Raises:
-        DeviceRefused: There are not enough devices; the text is kubelet's.
+        DeviceRejectedError: There are not enough devices; the text is kubelet's.
         PreferenceMissing: From ``prefer``.
         KeyError: The pod has no container of that name.
     """
@@ -169,16 +169,16 @@ def allocate(
 
 def _check(state: DeviceState, resource: str, count: int, held: frozenset[str], container: str) -> None:
     if held and len(held) != count:
-        raise DeviceRefused(
+        raise DeviceRejectedError(
             f'{container} changed request for resource "{resource}" from {len(held)} to {count}'
         )
     if resource not in state.registered:
-        raise DeviceRefused(f"cannot allocate unregistered device {resource}")
+        raise DeviceRejectedError(f"cannot allocate unregistered device {resource}")
     healthy = state.healthy(resource)
     if not healthy:
-        raise DeviceRefused(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+        raise DeviceRejectedError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
     if not held <= healthy:
-        raise DeviceRefused(
+        raise DeviceRejectedError(
             "previously allocated devices are no longer healthy;"
             f" cannot allocate unhealthy devices {resource}"
         )
@@ -198,7 +198,7 @@ def _choose(
         return taking
     available = state.available(resource).difference(taking.taken)
     if len(available) < taking.needed:
-        raise DeviceRefused(
+        raise DeviceRejectedError(
             f"requested number of devices unavailable for {resource}."
             f" Requested: {taking.needed}, Available: {len(available)}"
         )

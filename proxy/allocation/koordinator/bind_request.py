@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.allocation.refusal import AllocationRefusedError
+from proxy.allocation.rejection import AllocationRejectedError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
 
@@ -26,7 +26,7 @@ _OF_NODE = {
 }
 
 
-class BindError(AllocationRefusedError):
+class BindError(AllocationRejectedError):
     """CPUs cannot be bound as requested; ``str()`` begins with the reason in Koordinator's words."""
 
     reason = "CPUBindPolicyError"

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from proxy.allocation.hint_family import Family
 from proxy.allocation.memory.hints import family, reusable_memory, violates_groups
 from proxy.allocation.memory.request import container_amounts, gets_memory
-from proxy.allocation.memory.state import MemoryRefused, MemoryState
+from proxy.allocation.memory.state import MemoryRejectedError, MemoryState
 from proxy.model.grants import Block, Blocks
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
@@ -57,7 +57,7 @@ def allocate(state: MemoryState, pod: PodRequests, name: str, merged: TopologyHi
         merged: The merged hint; ``TopologyHint(None, False)`` without a topology policy.
 
     Raises:
-        MemoryRefused: The request does not fit; the text is kubelet's.
+        MemoryRejectedError: The request does not fit; the text is kubelet's.
         KeyError: The pod has no container of that name.
     """
     container = pod.named(name)
@@ -85,11 +85,11 @@ def _choose(
     if mask is None:
         best = suitable.best_bits()
         if not best:
-            raise MemoryRefused(
+            raise MemoryRejectedError(
                 "failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
             )
         if merged.preferred and not suitable.prefers(best):
-            raise MemoryRefused("failed to find the default preferred hint")
+            raise MemoryRejectedError("failed to find the default preferred hint")
         mask = Mask.from_bits(best)
         return mask, [f"no nodes were decided on; the best for its memory: {numa_nodes_text(mask)}"]
     reasons = [f"decided on: {numa_nodes_text(mask)}"]
@@ -97,15 +97,15 @@ def _choose(
     if in_group or not _has_free(state, mask, amounts):
         wider = suitable.best_bits(mask.bits)
         if not wider:
-            raise MemoryRefused("failed to find NUMA nodes to extend the current topology hint")
+            raise MemoryRejectedError("failed to find NUMA nodes to extend the current topology hint")
         if merged.preferred and not suitable.prefers(wider):
-            raise MemoryRefused("failed to find the extended preferred hint")
+            raise MemoryRejectedError("failed to find the extended preferred hint")
         if wider != mask.bits:
             mask = Mask.from_bits(wider)
             reason = "serves a group" if in_group else "too little free memory there"
             reasons.append(f"{reason}; enough on {numa_nodes_text(mask)}")
     if violates_groups(state, mask):
-        raise MemoryRefused("preferred hint violates NUMA node allocation")
+        raise MemoryRejectedError("preferred hint violates NUMA node allocation")
     return mask, reasons
 
 

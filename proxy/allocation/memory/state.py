@@ -23,14 +23,14 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from proxy.allocation.refusal import AllocationRefusedError
+from proxy.allocation.rejection import AllocationRejectedError
 from proxy.model.grants import Block, Blocks
 from proxy.model.idset import Mask
 from proxy.model.machine import Machine
 from proxy.model.requests import HUGE_PAGES, MEMORY
 
 
-class MemoryRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
+class MemoryRejectedError(AllocationRejectedError):
     """The memory manager rejects the request; the message is kubelet's."""
 
     def __init__(self, message: str) -> None:
@@ -161,10 +161,10 @@ def initial(nodes: Iterable[NodeMemory], reserved: Reserved) -> MemoryState:
     number); the configuration's checks report it (``memory_misfits``).
 
     Raises:
-        MemoryRefused: No memory is reserved for the system.
+        MemoryRejectedError: No memory is reserved for the system.
     """
     if not any(amounts.get(MEMORY, 0) > 0 for amounts in reserved.values()):
-        raise MemoryRefused("you should specify the system reserved memory")
+        raise MemoryRejectedError("you should specify the system reserved memory")
     return MemoryState({n.id: _node(n, reserved.get(n.id, {})) for n in sorted(nodes, key=lambda n: n.id)})
 
 

@@ -65,7 +65,7 @@ class DeviceProvider(Provider):
         pod.
 
         Raises:
-            DeviceRefused: There are not enough devices.
+            DeviceRejectedError: There are not enough devices.
             PreferenceMissing: The preference of the plug-in has to be read first.
         """
         requests, state = _known_requests(request), self.state

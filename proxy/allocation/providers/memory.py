@@ -16,7 +16,7 @@ from proxy.allocation.memory.accounts import age_key, charged, entries_of, relea
 from proxy.allocation.memory.allocate import allocate
 from proxy.allocation.memory.hints import container_hints, pod_hints
 from proxy.allocation.memory.request import container_amounts, gets_memory, pod_amounts
-from proxy.allocation.memory.state import MemoryRefused, MemoryState
+from proxy.allocation.memory.state import MemoryRejectedError, MemoryState
 from proxy.allocation.providers.provider import Allocation, NodeView, Provider, ProviderRequest, Serves
 from proxy.model.explanation import Shortfall
 from proxy.model.grants import Block, Grants
@@ -112,7 +112,7 @@ class MemoryProvider(Provider):
             try:
                 granted = allocate(self.state, request.requests, request.name, target)
                 break
-            except MemoryRefused as refusal:
+            except MemoryRejectedError as refusal:
                 steps.append(f"not on the nodes {target.affinity} of its CPUs: {refusal}")
         else:
             granted = allocate(self.state, request.requests, request.name, targets[-1])

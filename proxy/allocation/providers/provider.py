@@ -169,7 +169,7 @@ class Provider(Protocol):
         """Return the provider for one decision: with the grants of others, and those that the pod may reuse.
 
         Raises:
-            AllocationRefusedError: The request contradicts the settings of the node.
+            AllocationRejectedError: The request contradicts the settings of the node.
         """
         return self
 
@@ -188,7 +188,7 @@ class Provider(Protocol):
             grants: The grants of the providers before this one.
 
         Raises:
-            AllocationRefusedError: The request cannot be served.
+            AllocationRejectedError: The request cannot be served.
         """
 
     def holds(self, request: ProviderRequest, name: str, grants: Grants) -> Grants:

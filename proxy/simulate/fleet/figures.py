@@ -26,6 +26,13 @@ _STYLE = "font-family='sans-serif' font-size='12'"
 
 Data = dict[str, object]
 
+_KEYS = {
+    "pods_with_exclusive_cpus": "exclusive",
+    "pods_possible_on_one_numa_node": "possible",
+    "pods_on_one_numa_node": "on_one",
+}
+"""Attributes of ``FleetFigures`` whose key in JSON is shorter, by attribute."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecisionTimes:
@@ -48,9 +55,10 @@ class FleetFigures:
         placed: How many were admitted by a node, those that have left included.
         rejected: How many were bound to a node that rejected them, by reason.
         waiting: How many no node had room for until the end.
-        exclusive: How many request CPUs of their own.
-        possible: For how many of these a node had room on one NUMA node when they were last decided on.
-        on_one: How many of these have been placed on one NUMA node.
+        pods_with_exclusive_cpus: How many request CPUs of their own.
+        pods_possible_on_one_numa_node: For how many of these a node had room on one NUMA node when they
+            were last decided on.
+        pods_on_one_numa_node: How many of these have been placed on one NUMA node.
         free_cpus: CPUs that could still be given to one container alone, at the end.
         unusable_cpus: Of these, by size of container, those that no container of that size can use.
         decisions: How long the decisions took.
@@ -61,9 +69,9 @@ class FleetFigures:
     placed: int
     rejected: Mapping[str, int]
     waiting: int
-    exclusive: int
-    possible: int
-    on_one: int
+    pods_with_exclusive_cpus: int
+    pods_possible_on_one_numa_node: int
+    pods_on_one_numa_node: int
     free_cpus: int
     unusable_cpus: Mapping[int, int]
     decisions: DecisionTimes
@@ -81,8 +89,8 @@ def figures_of(run: FleetRun) -> FleetFigures:
         dict(rejected.most_common()),
         outcomes[FleetPodState.WAITING],
         sum(bool(record.pod.kind.sizes) for record in run.records),
-        sum(record.possible for record in run.records),
-        sum(record.on_one for record in run.records),
+        sum(record.could_be_on_one_numa_node for record in run.records),
+        sum(record.is_on_one_numa_node for record in run.records),
         last.free,
         last.unusable,
         _times(run.decisions),
@@ -206,7 +214,8 @@ def _arrival(simulation: FleetSimulation) -> str:
 
 def _shares(figures: Sequence[FleetFigures]) -> str:
     """Return the share of pods on one NUMA node, of those that one NUMA node could hold."""
-    return " and ".join(f"{100 * f.on_one / (f.possible or 1):.1f} %" for f in figures) + " of these"
+    shares = (100 * f.pods_on_one_numa_node / (f.pods_possible_on_one_numa_node or 1) for f in figures)
+    return " and ".join(f"{share:.1f} %" for share in shares) + " of these"
 
 
 def _table(figures: Sequence[FleetFigures]) -> list[str]:
@@ -218,9 +227,13 @@ def _table(figures: Sequence[FleetFigures]) -> list[str]:
         ("  rejected", [sum(f.rejected.values()) for f in figures], "by the node that was chosen for them"),
         *((f"    {clean(reason)}", [f.rejected.get(reason, 0) for f in figures], "") for reason in reasons),
         ("  waiting", [f.waiting for f in figures], "no node has room"),
-        ("pods with CPUs of their own", [f.exclusive for f in figures], ""),
-        ("  one NUMA node possible", [f.possible for f in figures], "some node had room on one"),
-        ("  placed on one", [f.on_one for f in figures], _shares(figures)),
+        ("pods with CPUs of their own", [f.pods_with_exclusive_cpus for f in figures], ""),
+        (
+            "  one NUMA node possible",
+            [f.pods_possible_on_one_numa_node for f in figures],
+            "some node had room on one",
+        ),
+        ("  placed on one", [f.pods_on_one_numa_node for f in figures], _shares(figures)),
         ("free CPUs", [f.free_cpus for f in figures], "can still be given to one container alone"),
         *((f"  unusable for {size}", [f.unusable_cpus[size] for f in figures], "") for size in sizes),
     ]
@@ -266,7 +279,7 @@ def _settings(settings: FleetSettings) -> Data:
 
 
 def _run(run: FleetRun, figures: FleetFigures, *, each_pod: bool) -> Data:
-    data = dataclasses.asdict(figures)
+    data = {_KEYS.get(name, name): value for name, value in dataclasses.asdict(figures).items()}
     data["unusable_cpus"] = _unusable(figures.unusable_cpus)
     samples = [
         {**dataclasses.asdict(sample), "unusable": _unusable(sample.unusable)} for sample in run.samples
@@ -287,8 +300,8 @@ def _pod(record: FleetPodResult) -> Data:
         "node": record.node or None,
         "reason": record.reason,
         "exclusive": list(record.pod.kind.sizes),
-        "possible": record.possible,
-        "on_one": record.on_one,
+        "possible": record.could_be_on_one_numa_node,
+        "on_one": record.is_on_one_numa_node,
         "arrived": round(record.arrived, 6),
         "bound": round(record.bound, 6) if record.node else None,
     }

@@ -104,8 +104,8 @@ class FleetPodResult:
         outcome: The outcome so far.
         node: Where it runs, has run or was rejected; empty if it was never bound.
         reason: Why it was rejected.
-        on_one: Whether each of its containers with CPUs of its own was placed on one NUMA node.
-        possible: Whether that was possible on some node when it was bound or last tried.
+        is_on_one_numa_node: Whether each of its containers with CPUs of its own was placed on one NUMA node.
+        could_be_on_one_numa_node: Whether that was possible on some node when it was bound or last tried.
         arrived, bound: When, in seconds of the simulation; ``bound`` is negative if it was never bound.
     """
 
@@ -114,8 +114,8 @@ class FleetPodResult:
     outcome: FleetPodState = FleetPodState.WAITING
     node: str = ""
     reason: str = ""
-    on_one: bool = False
-    possible: bool = False
+    is_on_one_numa_node: bool = False
+    could_be_on_one_numa_node: bool = False
     bound: float = -1.0
 
 
@@ -268,7 +268,8 @@ class FleetRun:
         sizes = record.pod.kind.sizes
         if sizes:
             # The chosen node first: if it has room, no other node is examined.
-            record.possible = (at >= 0 and self._free.holds(at, sizes)) or self._possible(record.pod)
+            chosen_has_room = at >= 0 and self._free.holds(at, sizes)
+            record.could_be_on_one_numa_node = chosen_has_room or self._could_be_on_one_numa_node(record.pod)
         if arrival is None:
             return False
         if self._arrive(at, record, arrival, now) and stays != float("inf"):
@@ -284,7 +285,7 @@ class FleetRun:
             host.state = outcome.state
             host.take(pod.simulated_pod.needs)
             record.outcome = FleetPodState.PLACED
-            record.on_one = _on_one(host, outcome)
+            record.is_on_one_numa_node = _is_on_one_numa_node(host, outcome)
             self._placed += 1
             self._free.update(at, host)
         else:
@@ -293,7 +294,7 @@ class FleetRun:
         self.scheduler.bound(at, pod, outcome, host)
         return outcome.verdict.admitted
 
-    def _possible(self, pod: FleetPod) -> bool:
+    def _could_be_on_one_numa_node(self, pod: FleetPod) -> bool:
         """Return whether some node has room for a pod with each of its containers on one NUMA node."""
         sizes = pod.kind.sizes
         return any(self._free.holds(at, sizes) for at in self.scheduler.fitting(pod))
@@ -308,7 +309,7 @@ class FleetRun:
         )  # fmt: skip
 
 
-def _on_one(host: Host, outcome: DryRunOutcome) -> bool:
+def _is_on_one_numa_node(host: Host, outcome: DryRunOutcome) -> bool:
     """Return whether some container owns CPUs, and each that does has them on one NUMA node."""
     placements = (container.placement for container in outcome.containers)
     owned = [placement.exclusive for placement in placements if placement.pool is Pool.OWN]

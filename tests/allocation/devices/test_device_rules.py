@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.allocation.devices.allocate import (
-    DeviceRefused,
+    DeviceRejectedError,
     PreferenceMissing,
     QueryPreference,
     _Taking,
@@ -195,7 +195,7 @@ def test_two_resources_of_one_container() -> None:
     result = allocate(state, requests, "c", near(1))
     assert result.devices == {R: ("a",), S: ("y",)}
     assert result.state.held == {"p": {"c": {R: {"a"}, S: {"y"}}}}
-    with pytest.raises(DeviceRefused, match=r"unavailable for vendor/dev. Requested: 1, Available: 0"):
+    with pytest.raises(DeviceRejectedError, match=r"unavailable for vendor/dev. Requested: 1, Available: 0"):
         allocate(result.state, PodRequests("q", requests.containers), "c", near(1))
     with pytest.raises(KeyError):
         allocate(state, requests, "d", OPEN)

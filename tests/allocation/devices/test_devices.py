@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.allocation.devices.allocate import DeviceRefused, allocate
+from proxy.allocation.devices.allocate import DeviceRejectedError, allocate
 from proxy.allocation.devices.hints import container_hints, pod_hints
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.allocation.hint_family import Family
@@ -107,7 +107,7 @@ def test_aligned_devices_come_first(devices: list[RegisteredDevice], count: int,
     state = DeviceState().register(R, devices)
     healthy = [d for d in devices if d.healthy]
     if len(healthy) < count:
-        with pytest.raises(DeviceRefused):
+        with pytest.raises(DeviceRejectedError):
             allocate(state, pod(resources(count)), "c", TopologyHint(mask, False))
         return
     granted = allocate(state, pod(resources(count)), "c", TopologyHint(mask, False))
@@ -199,7 +199,7 @@ def test_held_devices_stay_with_the_container() -> None:
 def test_allocations_without_enough_devices_are_refused(
     devices: list[RegisteredDevice], count: int, message: str
 ) -> None:
-    with pytest.raises(DeviceRefused) as refused:
+    with pytest.raises(DeviceRejectedError) as refused:
         allocate(DeviceState().register(R, devices), pod(resources(count)), "c", OPEN)
     assert str(refused.value).startswith(message)
 
@@ -210,14 +210,18 @@ def test_allocations_that_contradict_held_devices_are_refused() -> None:
         .register(R, [RegisteredDevice("a"), RegisteredDevice("b")])
         .give("p", "c", R, frozenset("a"))
     )
-    with pytest.raises(DeviceRefused, match=r'pod "p" container "c" changed request for .* from 1 to 2'):
+    with pytest.raises(
+        DeviceRejectedError, match=r'pod "p" container "c" changed request for .* from 1 to 2'
+    ):
         allocate(state, pod(resources(2)), "c", OPEN)
     sick = state.register(R, [RegisteredDevice("a", healthy=False), RegisteredDevice("b")])
-    with pytest.raises(DeviceRefused, match="previously allocated devices are no longer healthy; cannot"):
+    with pytest.raises(
+        DeviceRejectedError, match="previously allocated devices are no longer healthy; cannot"
+    ):
         allocate(sick, pod(resources(1)), "c", OPEN)
-    with pytest.raises(DeviceRefused, match="no healthy devices present"):
+    with pytest.raises(DeviceRejectedError, match="no healthy devices present"):
         allocate(unregistered(state, R), pod(resources(1)), "c", OPEN)
-    with pytest.raises(DeviceRefused, match="cannot allocate unregistered device vendor/dev"):
+    with pytest.raises(DeviceRejectedError, match="cannot allocate unregistered device vendor/dev"):
         allocate(DeviceState({}, state.held), pod(resources(1)), "c", OPEN)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.allocation.memory.allocate import allocate
 from proxy.allocation.memory.hints import container_hints
-from proxy.allocation.memory.state import MemoryRefused, MemoryState, NodeMemory, initial
+from proxy.allocation.memory.state import MemoryRejectedError, MemoryState, NodeMemory, initial
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
@@ -132,7 +132,7 @@ def one_allocation(state: MemoryState, pod: PodRequests, name: str, data: st.Dat
     )
     try:
         granted = allocate(state, pod, name, merged)
-    except MemoryRefused:
+    except MemoryRejectedError:
         if merged == OPEN:
             assert best is None
         return state

@@ -10,7 +10,7 @@ from proxy.allocation.memory.hints import container_hints, pod_hints
 from proxy.allocation.memory.request import huge_pages, pod_amounts, split_problem
 from proxy.allocation.memory.state import (
     Block,
-    MemoryRefused,
+    MemoryRejectedError,
     MemoryState,
     NodeMemory,
     initial,
@@ -85,7 +85,7 @@ def test_memory_of_a_machine() -> None:
 
 def test_reserves_that_do_not_fit() -> None:
     with pytest.raises(
-        MemoryRefused, match=r"^\[memorymanager\] you should specify the system reserved memory$"
+        MemoryRejectedError, match=r"^\[memorymanager\] you should specify the system reserved memory$"
     ):
         initial(nodes(4), {0: {"memory": 0, "hugepages-2Mi": 5}})
     assert initial(nodes(1), {0: {"memory": 2 * GI}}).nodes[0].tables["memory"].free == 0
@@ -129,12 +129,14 @@ def test_a_decision_without_free_memory_is_extended() -> None:
     state = allocate(initial(nodes(9, 8, 8), KEPT), one(10, "q"), "c", TopologyHint(Mask([1, 2]), True)).state
     granted = allocate(state, one(3), "c", TopologyHint(Mask([1, 2]), preferred=False))
     assert nodes_of(granted) == Mask([1, 2]), "the group still has 6 Gi"
-    with pytest.raises(MemoryRefused, match="failed to find NUMA nodes to extend the current topology hint"):
+    with pytest.raises(
+        MemoryRejectedError, match="failed to find NUMA nodes to extend the current topology hint"
+    ):
         allocate(state, one(30), "c", TopologyHint(Mask([0, 1]), preferred=False))
     alone = allocate(state, one(3), "c", TopologyHint(Mask([2]), preferred=False))
     assert nodes_of(alone) == Mask([1, 2]), "a single node of a group is not granted"
     assert "serves a group" in alone.reasons[1]
-    with pytest.raises(MemoryRefused, match="preferred hint violates NUMA node allocation"):
+    with pytest.raises(MemoryRejectedError, match="preferred hint violates NUMA node allocation"):
         allocate(state, one(1), "c", TopologyHint(Mask([0, 1]), preferred=False))
 
 
@@ -205,12 +207,12 @@ def test_memory_that_the_requests_of_a_pod_leave_to_its_containers() -> None:
 def test_an_inconsistent_stored_state_is_refused() -> None:
     ghost = {"p": {"c": (Block(Mask([0]), "hugepages-1Gi", 1),)}}
     read = MemoryState(initial(nodes(4), KEPT).nodes, ghost)
-    with pytest.raises(MemoryRefused, match="uses memory resource that does not exist"):
+    with pytest.raises(MemoryRejectedError, match="uses memory resource that does not exist"):
         validated(read, nodes(4), KEPT)
-    with pytest.raises(MemoryRefused) as refused:
+    with pytest.raises(MemoryRejectedError) as refused:
         validated(initial(nodes(4, 4), KEPT), nodes(4), KEPT)
     assert refused.value.__notes__ == ["nodes [0, 1] are not [0]"]
-    with pytest.raises(MemoryRefused) as refused:
+    with pytest.raises(MemoryRejectedError) as refused:
         validated(initial(nodes(4), KEPT), nodes(5), KEPT)
     assert refused.value.__notes__ == ["node 0 has other amounts of memory"]
 
@@ -231,15 +233,19 @@ def test_memory_on_64_nodes_is_granted_on_the_fewest_that_suffice() -> None:
 def test_a_stored_state_is_initialized_or_refused() -> None:
     fresh, block = initial(nodes(4, 4), KEPT), Block(Mask([0]), "memory", GI)
     assert validated(MemoryState(), nodes(4, 4), KEPT) == fresh
-    with pytest.raises(MemoryRefused, match="machine state can not be empty when it has memory assignments"):
+    with pytest.raises(
+        MemoryRejectedError, match="machine state can not be empty when it has memory assignments"
+    ):
         validated(MemoryState({}, {"p": {"c": (block,)}}), nodes(4, 4), KEPT)
     far = {"p": {"c": (Block(Mask([0, 5]), "memory", GI),)}}
-    with pytest.raises(MemoryRefused, match=r"\(pod: p, container: c\) .* uses the NUMA that does not exist"):
+    with pytest.raises(
+        MemoryRejectedError, match=r"\(pod: p, container: c\) .* uses the NUMA that does not exist"
+    ):
         validated(MemoryState(fresh.nodes, far), nodes(4, 4), KEPT)
-    with pytest.raises(MemoryRefused) as refused:
+    with pytest.raises(MemoryRejectedError) as refused:
         validated(MemoryState(fresh.nodes, {"p": {"c": (block,)}}), nodes(4, 4), KEPT)
     assert refused.value.__notes__ == ["node 0 has other assignments or another group"]
     paged = (NodeMemory(0, 4 * GI, {2048: 1}), *nodes(4, 4)[1:])
-    with pytest.raises(MemoryRefused) as refused:
+    with pytest.raises(MemoryRejectedError) as refused:
         validated(fresh, paged, KEPT)
     assert refused.value.__notes__ == ["node 0 has other resources"]

@@ -8,7 +8,7 @@ from proxy.allocation.memory.allocate import allocate
 from proxy.allocation.memory.hints import container_hints, pod_hints
 from proxy.allocation.memory.request import pod_amounts, split_problem
 from proxy.allocation.memory.state import (
-    MemoryRefused,
+    MemoryRejectedError,
     MemoryState,
     NodeMemory,
     NumaMemory,
@@ -69,7 +69,7 @@ def test_tables_of_a_node() -> None:
 
 
 def test_reserves_without_memory() -> None:
-    with pytest.raises(MemoryRefused, match="you should specify the system reserved memory"):
+    with pytest.raises(MemoryRejectedError, match="you should specify the system reserved memory"):
         initial(nodes(4), {0: {PAGES: 5}})
     assert initial(nodes(4, 4), {0: {PAGES: 5}, 1: {"memory": 1}}).nodes, "one node is enough"
 
@@ -174,29 +174,31 @@ def test_an_open_decision_that_has_to_be_preferred() -> None:
         "2",
         ("no nodes were decided on; the best for its memory: NUMA node 2",),
     )
-    with pytest.raises(MemoryRefused, match="failed to get the default NUMA affinity, no NUMA nodes with"):
+    with pytest.raises(
+        MemoryRejectedError, match="failed to get the default NUMA affinity, no NUMA nodes with"
+    ):
         allocate(taken.state, one(3, "s"), "c", OPEN)
     four = initial(nodes(5, 4, 4, 4), KEPT)
     four = allocate(four, one(3, "q"), "c", at(0)).state
     four = allocate(four, one(3, "r"), "c", at(1)).state
     for uid in "st":
         four = allocate(four, one(3, uid), "c", at(2, 3)).state
-    with pytest.raises(MemoryRefused, match="failed to find the default preferred hint"):
+    with pytest.raises(MemoryRejectedError, match="failed to find the default preferred hint"):
         allocate(four, one(2), "c", TopologyHint(None, preferred=True))
     assert str(nodes_of(allocate(four, one(2), "c", OPEN))) == "2-3"
 
 
 def test_an_extension_must_not_lose_the_preference() -> None:
     state = allocate(initial(nodes(9, 8, 8), KEPT), one(10, "q"), "c", at(1, 2, preferred=True)).state
-    with pytest.raises(MemoryRefused, match="failed to find the extended preferred hint"):
+    with pytest.raises(MemoryRejectedError, match="failed to find the extended preferred hint"):
         allocate(state, one(3), "c", at(2, preferred=True))
 
 
 def test_a_mask_that_has_just_enough_is_not_extended() -> None:
     state = allocate(initial(nodes(5, 4, 4), KEPT), one(3, "q"), "c", at(0)).state
-    with pytest.raises(MemoryRefused, match="preferred hint violates NUMA node allocation"):
+    with pytest.raises(MemoryRejectedError, match="preferred hint violates NUMA node allocation"):
         allocate(state, one(5), "c", at(0, 1))
-    with pytest.raises(MemoryRefused, match="failed to find NUMA nodes to extend"):
+    with pytest.raises(MemoryRejectedError, match="failed to find NUMA nodes to extend"):
         allocate(state, one(6), "c", at(0, 1))
 
 
@@ -338,5 +340,5 @@ def test_differences_between_two_states_are_described() -> None:
 def test_a_block_over_nodes_of_which_one_lacks_the_resource() -> None:
     machine = (NodeMemory(0, 4 * GI, {2048: 1}), NodeMemory(1, 4 * GI))
     held = {"p": {"c": (Block(Mask([0, 1]), PAGES, 1),)}}
-    with pytest.raises(MemoryRefused, match="uses memory resource that does not exist"):
+    with pytest.raises(MemoryRejectedError, match="uses memory resource that does not exist"):
         validated(MemoryState(initial(machine, KEPT).nodes, held), machine, KEPT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.allocation.memory.state import MemoryRefused, initial, node_memory
+from proxy.allocation.memory.state import MemoryRejectedError, initial, node_memory
 from proxy.allocation.providers.memory import MemoryProvider
 from proxy.allocation.providers.provider import ProviderRequest, Serves
 from proxy.engine.node import Node
@@ -75,7 +75,7 @@ def test_without_a_hint_memory_follows_the_cpus_where_it_fits_there(scope: Scope
     assert again.steps[0].startswith("not on the nodes 1 of its CPUs: [memorymanager]")
     apart = changed_copy(PROVIDER, follow_cpus=False).allocate(request(60), ANY, near_one)
     assert apart.grants.blocks == (Block(Mask([0]), "memory", 60 * MIB),)
-    with pytest.raises(MemoryRefused):
+    with pytest.raises(MemoryRejectedError):
         PROVIDER.allocate(request(500), ANY, near_one)
 
 

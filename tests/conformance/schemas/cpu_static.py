@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from proxy.allocation.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, CpuStateError, SmtAlignmentError
+from proxy.allocation.cpu_policy import (
+    CpuPolicy,
+    CpuRejectedError,
+    CpuState,
+    CpuStateError,
+    SmtAlignmentError,
+)
 from proxy.allocation.cpu_static import allocate, remove, take_under
 from proxy.allocation.packed import NotEnoughCpus
 from proxy.model.idset import CpuSet
@@ -16,7 +22,7 @@ from tests.conformance.static import policy, state, written
 from tests.oracles.cpu_manager_state import start
 from tests.oracles.pod_level_cpu import allocate_pod
 
-_REFUSALS = (NotEnoughCpus, CpuRefusedError, CpuStateError)
+_REFUSALS = (NotEnoughCpus, CpuRejectedError, CpuStateError)
 
 
 def check(case: Case, topologies: Topologies) -> Outcome:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from proxy.allocation.memory.allocate import allocate
 from proxy.allocation.memory.hints import container_hints, pod_hints
-from proxy.allocation.memory.state import MemoryRefused, MemoryState
+from proxy.allocation.memory.state import MemoryRejectedError, MemoryState
 from proxy.model.requests import ContainerKind
 from tests.conformance import hints, memory
 from tests.conformance.cases import Case, Outcome, Topologies
@@ -24,7 +24,7 @@ def check(case: Case, _: Topologies) -> Outcome:
     error = case.optional("error", str)
     try:
         got = _STEPS[test](case)
-    except MemoryRefused as refused:
+    except MemoryRejectedError as refused:
         return Outcome(f"error: {error}" if error else "no error", f"error: {refused}")
     return Outcome(
         f"error: {error}" if error else memory.shown(memory.state(case, "expected_")), memory.shown(got)

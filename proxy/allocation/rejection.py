@@ -6,7 +6,7 @@ UNEXPECTED = "UnexpectedAdmissionError"
 """kubelet's reason for every rejection without a reason of its own."""
 
 
-class AllocationRefusedError(ValueError):
+class AllocationRejectedError(ValueError):
     """A provider cannot allocate what a container requests; the text becomes the message of the verdict.
 
     Attributes:
