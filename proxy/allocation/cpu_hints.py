@@ -25,7 +25,7 @@ import functools
 from collections.abc import Iterable, Sequence
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.allocation.demand import MOST_LISTED_NODES, Demand, covers, masks, smallest
+from proxy.allocation.demand import MOST_LISTED_NODES, Demand, covers, least_node_count, masks
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.sockets import SocketFamily, Sockets
 from proxy.model.hint import Hints, TopologyHint
@@ -34,7 +34,7 @@ from proxy.model.idset import CpuSet
 CPU = "cpu"
 
 
-def container_hints(
+def container_request_hints(
     topo: CpuTopology,
     request: int,
     assigned: CpuSet | None,
@@ -64,7 +64,7 @@ def container_hints(
     return {CPU: _hints_of_owned(topo, assigned, by_socket=by_socket, cores=cores)}
 
 
-def pod_hints(
+def pod_request_hints(
     topo: CpuTopology,
     request: int,
     assigned: Iterable[tuple[int, CpuSet]],
@@ -167,7 +167,7 @@ def _list(
             if sums[place] >= need and not reusable_nodes & ~bits
         )
     return tuple(
-        preferred if bits.bit_count() == size or sockets.aligned(bits) else plain
+        preferred if bits.bit_count() == size or sockets.is_aligned(bits) else plain
         for place, bits, plain, preferred in _table(nodes)
         if sums[place] >= need and not reusable_nodes & ~bits
     )
@@ -187,7 +187,9 @@ def _fewest(topo: CpuTopology, request: int, cores: int) -> int:
     """Return the least number of empty nodes that hold the request; the number of all nodes if none do."""
     if cores:
         cpus = Demand(request, tuple((1 << node, bits.bit_count()) for node, bits in topo.nodes.items()))
-        return smallest(tuple(topo.nodes), (cpus, _on_cores(topo, topo.cpus, cores))) or len(topo.nodes)
+        return least_node_count(tuple(topo.nodes), (cpus, _on_cores(topo, topo.cpus, cores))) or len(
+            topo.nodes
+        )
     missing = request
     for count, size in enumerate(sorted((b.bit_count() for b in topo.nodes.values()), reverse=True), start=1):
         missing -= size

@@ -113,7 +113,7 @@ class CpuState(Struct, frozen=True):
     reusing: str = ""
     reusable: CpuSet = field(default_factory=CpuSet)
 
-    def of(self, uid: str, name: str) -> CpuSet | None:
+    def owned_by(self, uid: str, name: str) -> CpuSet | None:
         """Return the CPUs of a container, or None if it owns none."""
         return self.assigned.get(uid, {}).get(name)
 

@@ -20,7 +20,8 @@ NO_SHARES = 2
 def container_cpus(pod: PodRequests, resources: ContainerResources) -> int:
     """Return the number of exclusive CPUs that a container requests; 0 if it shares CPUs."""
     if not pod.guaranteed or (
-        pod.own is not None and not (pod.own_managed and resources.requests_equal_limits)
+        pod.pod_level_requests is not None
+        and not (pod.are_pod_level_requests_managed and resources.requests_equal_limits)
     ):
         return 0
     return _whole(resources.requests.get(CPU, 0))
@@ -32,7 +33,7 @@ def pod_cpus(pod: PodRequests) -> int:
     This is the pod's own request if it makes one that kubelet manages, otherwise what its containers need
     together.
     """
-    if pod.own is None:
+    if pod.pod_level_requests is None:
         return peak_request(pod.containers, lambda resources: {CPU: container_cpus(pod, resources)}).get(
             CPU, 0
         )
@@ -42,7 +43,7 @@ def pod_cpus(pod: PodRequests) -> int:
 def requested_whole_cpus(pod: PodRequests) -> int:
     """Return the whole CPUs that a pod requests at any time, exclusive or not, rounded down."""
     peak = peak_request(pod.containers, lambda resources: {CPU: resources.requests.get(CPU, 0)}).get(CPU, 0)
-    return (peak if pod.own is None else pod.own.get(CPU, peak)) // MILLI
+    return (peak if pod.pod_level_requests is None else pod.pod_level_requests.get(CPU, peak)) // MILLI
 
 
 def running_request_milli(pod: PodRequests) -> int:
@@ -51,17 +52,17 @@ def running_request_milli(pod: PodRequests) -> int:
     This is the pod's own request if it makes one, otherwise what its app containers and sidecars request
     together.
     """
-    if pod.own is not None and CPU in pod.own:
-        return pod.own[CPU]
-    running = pod.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    if pod.pod_level_requests is not None and CPU in pod.pod_level_requests:
+        return pod.pod_level_requests[CPU]
+    running = pod.of_kinds(ContainerKind.APP, ContainerKind.SIDECAR)
     return sum(resources.requests.get(CPU, 0) for resources in running)
 
 
 def pod_level_cpu_count(pod: PodRequests) -> int:
     """Return the CPUs that the pod itself requests, to be divided among its containers; 0 for none."""
-    if pod.own is None or not pod.own_managed or not pod.guaranteed:
+    if pod.pod_level_requests is None or not pod.are_pod_level_requests_managed or not pod.guaranteed:
         return 0
-    return _whole(pod.own.get(CPU, 0))
+    return _whole(pod.pod_level_requests.get(CPU, 0))
 
 
 def _whole(milli: int) -> int:

@@ -30,12 +30,14 @@ from proxy.model.phrases import counted, numa_nodes_text
 from proxy.model.requests import ContainerKind, PodRequests
 
 
-def container_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests, name: str, cores: int = 0) -> Hints:
+def container_cpu_hints(
+    policy: CpuPolicy, state: CpuState, pod: PodRequests, name: str, cores: int = 0
+) -> Hints:
     """Return the hints for a container of a pod; ``cores`` as in ``cpu_hints.cpu_hints``."""
-    return cpu_hints.container_hints(
+    return cpu_hints.container_request_hints(
         policy.topo,
         container_cpus(pod, pod.named(name)),
-        state.of(pod.uid, name),
+        state.owned_by(pod.uid, name),
         available(policy, state),
         state.reusable_by(pod.uid),
         by_socket=policy.options.align_by_socket,
@@ -43,15 +45,15 @@ def container_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests, name: 
     )
 
 
-def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests, cores: int = 0) -> Hints:
+def pod_cpu_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests, cores: int = 0) -> Hints:
     """Return the hints for a pod as a whole; ``cores`` as in ``cpu_hints.cpu_hints``."""
     owned_by_pod = state.pod_level_cpus.get(pod.uid)
     if owned_by_pod is not None:
         assigned = [(pod_level_cpu_count(pod), owned_by_pod)]
     else:
-        pairs = ((container, state.of(pod.uid, container.name)) for container in pod.containers)
+        pairs = ((container, state.owned_by(pod.uid, container.name)) for container in pod.containers)
         assigned = [(container_cpus(pod, container), cpus) for container, cpus in pairs if cpus is not None]
-    return cpu_hints.pod_hints(
+    return cpu_hints.pod_request_hints(
         policy.topo,
         pod_cpus(pod),
         assigned,
@@ -93,7 +95,7 @@ def allocate(
     if count == 0:
         return state
     check_whole_cores(policy, state, count)
-    owned = state.of(pod.uid, name)
+    owned = state.owned_by(pod.uid, name)
     if owned is None:
         owned = take_under(policy, state, count, affinity, state.reusable_by(pod.uid), steps)
     return with_assigned(state, pod, name, owned)

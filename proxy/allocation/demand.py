@@ -4,9 +4,11 @@ Theory. A demand sums amounts that lie on nodes; an amount on several nodes (a d
 counts once for a mask that contains any of them. More nodes never have less, so "meets the demand" is closed
 upwards.
 
-``smallest`` and ``best_mask`` look for the fewest nodes that meet several demands at once. They search with
-``proxy.allocation.set_cover``: the result is exact if the search decides within its limits, which is nearly
-always, and a returned mask always meets the demands.
+``least_node_count`` and ``best_mask`` look for the fewest nodes that meet several demands at once. They
+search with ``proxy.allocation.set_cover``: the result is exact if the search decides within its limits, which
+is nearly always, and a returned mask always meets the demands.
+
+Masks are integers in this module: bit i is node i.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def _in_order(nodes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _of_each_size(nodes: Sequence[int]) -> Iterator[int]:
-    return itertools.chain.from_iterable(of_size(nodes, size) for size in range(1, len(nodes) + 1))
+    return itertools.chain.from_iterable(masks_of_size(nodes, size) for size in range(1, len(nodes) + 1))
 
 
 def masks(nodes: Sequence[int]) -> Iterable[int]:
@@ -70,12 +72,12 @@ def masks(nodes: Sequence[int]) -> Iterable[int]:
     return _of_each_size(nodes)
 
 
-def of_size(nodes: Sequence[int], size: int) -> Iterator[int]:
+def masks_of_size(nodes: Sequence[int], size: int) -> Iterator[int]:
     """Return the bits of all masks of one size, ordered by node list."""
     return (to_bits(subset) for subset in itertools.combinations(nodes, size))
 
 
-def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Iterator[int]:
+def masks_meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Iterator[int]:
     """Return the bits of all masks of one size that meet all demands, ordered by node list.
 
     Nodes are added one after the other; a branch ends as soon as even the largest remaining nodes would not
@@ -98,10 +100,10 @@ def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Itera
     return walk(0, 0, size)
 
 
-def lowest(nodes: Sequence[int], size: int, demands: Sequence[Demand], tries: int) -> Iterator[int]:
+def lowest_masks(nodes: Sequence[int], size: int, demands: Sequence[Demand], tries: int) -> Iterator[int]:
     """Return the bits of masks of one size that meet all demands, smallest integer first.
 
-    The highest node is chosen first, so integers come ascending; a branch is cut as in ``meeting``.
+    The highest node is chosen first, so integers come ascending; a branch is cut as in ``masks_meeting``.
 
     Args:
         nodes: Ascending.
@@ -139,7 +141,7 @@ def _largest_sums(amounts: Iterable[int]) -> list[int]:
     return list(itertools.accumulate(sorted(amounts, reverse=True), initial=0))
 
 
-def smallest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0) -> int | None:
+def least_node_count(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0) -> int | None:
     """Return the least number of nodes that, with those in ``base``, meet all demands.
 
     Returns:

@@ -25,10 +25,10 @@ from proxy.allocation.demand import (
     Demand,
     best_mask,
     covers,
-    lowest,
+    least_node_count,
+    lowest_masks,
     masks,
-    meeting,
-    smallest,
+    masks_meeting,
     sums,
     to_bits,
 )
@@ -115,7 +115,7 @@ class Family(Sequence[TopologyHint]):
     def _rank(self, bits: int) -> tuple[bool, int, int]:
         return not self.prefers(bits), bits.bit_count(), bits
 
-    def lowest(self, most: int) -> tuple[TopologyHint, ...]:
+    def best_few(self, most: int) -> tuple[TopologyHint, ...]:
         """Return ``best`` and a few more of its size, preferred ones first, then by integer.
 
         The search after the best is bounded, so some may be missing.
@@ -126,7 +126,7 @@ class Family(Sequence[TopologyHint]):
         size = best.bit_count()
         candidates = {bits for bits in self.explicit if bits.bit_count() == size} | {best}
         if size >= self.floor:
-            candidates.update(itertools.islice(lowest(self.nodes, size, self.demands, _TRIES), most))
+            candidates.update(itertools.islice(lowest_masks(self.nodes, size, self.demands, _TRIES), most))
         return tuple(hint(bits, self.prefers(bits)) for bits in sorted(candidates, key=self._rank)[:most])
 
     def prefers(self, bits: int) -> bool:
@@ -237,7 +237,7 @@ class Family(Sequence[TopologyHint]):
         """Return the size of the smallest open mask."""
         if len(self.nodes) < self.floor:
             return None
-        fewest = smallest(self.nodes, self.demands)
+        fewest = least_node_count(self.nodes, self.demands)
         return None if fewest is None else max(fewest, self.floor)
 
     def _of_size(self, size: int, opened: bool) -> Iterator[TopologyHint]:
@@ -245,7 +245,7 @@ class Family(Sequence[TopologyHint]):
         fixed = sorted((bits for bits in self.explicit if bits.bit_count() == size), key=_by_nodes)
         free: Iterator[int] = iter(())
         if opened:
-            free = meeting(self.nodes, size, self.demands)
+            free = masks_meeting(self.nodes, size, self.demands)
         return (hint(bits, self.prefers(bits)) for bits in heapq.merge(fixed, free, key=_by_nodes))
 
 

@@ -57,31 +57,31 @@ class MaskList(Struct, frozen=True):
     Attributes:
         preferred: Masks of preferred hints.
         masks: Masks of all hints.
-        free: Whether there is a preferred hint without a mask.
-        open: Whether there is any hint without a mask.
+        has_preferred_hint_without_mask: Whether there is a preferred hint without a mask.
+        has_hint_without_mask: Whether there is any hint without a mask.
     """
 
     preferred: set[int]
     masks: set[int]
-    free: bool
-    open: bool
+    has_preferred_hint_without_mask: bool
+    has_hint_without_mask: bool
 
     @classmethod
     def of(cls, hints: Sequence[TopologyHint]) -> MaskList:
         """Return the masks of a list of hints."""
         preferred: set[int] = set()
         masks: set[int] = set()
-        free = opened = False
+        preferred_without_mask = without_mask = False
         for hint in hints:
             if hint.affinity is None:
-                opened = True
-                free = free or hint.preferred
+                without_mask = True
+                preferred_without_mask = preferred_without_mask or hint.preferred
             else:
                 bits = hint.affinity.bits
                 masks.add(bits)
                 if hint.preferred:
                     preferred.add(bits)
-        return cls(preferred, masks, free, opened)
+        return cls(preferred, masks, preferred_without_mask, without_mask)
 
     @property
     def narrowest(self) -> int:

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from proxy.allocation.demand import MOST_LISTED_NODES, best_mask, lowest
+from proxy.allocation.demand import MOST_LISTED_NODES, best_mask, lowest_masks
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.hint_lists import HintList, hint_lists
 from proxy.model.hint import Hints, TopologyHint
@@ -105,7 +105,7 @@ def _agreed(families: Sequence[Family], *, closest: bool) -> tuple[int, ...]:
     if not closest:
         return (first,)
     rank = _not_preferred_by_all(families, first), first.bit_count()
-    others = lowest(nodes, rank[1], demands, TRIES) if rank[1] >= floor else ()
+    others = lowest_masks(nodes, rank[1], demands, TRIES) if rank[1] >= floor else ()
     alike = {
         bits
         for bits in (*shared, *others)
@@ -127,4 +127,4 @@ def _short(
         return hints.for_window(window)
     if agreed:
         return tuple(hint(bits, hints.prefers(bits)) for bits in agreed)
-    return hints.lowest(1)  # no mask suits all families: let the merge intersect the best ones
+    return hints.best_few(1)  # no mask suits all families: let the merge intersect the best ones

@@ -103,7 +103,7 @@ def merge(lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Dista
     whole = nodes.bits
     mask_lists = [MaskList.of(hints) for hints in lists]
     target = _target(mask_lists)
-    if all(r.free and not r.masks for r in mask_lists):
+    if all(r.has_preferred_hint_without_mask and not r.masks for r in mask_lists):
         return Merged(TopologyHint(nodes, preferred=True), None, Decided.NO_PREFERENCE, target)
     preferred = _preferred(mask_lists, whole)
     others, floor = (set[int](), 1) if len(preferred) > 1 else _others(mask_lists, whole, target, preferred)
@@ -132,8 +132,8 @@ def _first(
             by_size.setdefault(mask.bit_count(), []).append(mask)
         by_size.pop(0, None)
         for _, size in sorted(((size > target_size, abs(size - target_size)), size) for size in by_size):
-            smallest = heapq.nsmallest(most - len(result), by_size[size], key=_fitness(distances))
-            result += [(Mask.from_bits(mask), is_preferred) for mask in smallest]
+            best = heapq.nsmallest(most - len(result), by_size[size], key=_fitness(distances))
+            result += [(Mask.from_bits(mask), is_preferred) for mask in best]
     return result
 
 
@@ -143,7 +143,7 @@ def _target(mask_lists: Sequence[MaskList]) -> int:
 
 def _preferred(mask_lists: Sequence[MaskList], whole: int) -> set[int]:
     """Return the masks of preferred combinations (step 1 of the theory)."""
-    strict = [r.preferred for r in mask_lists if not r.free]
+    strict = [r.preferred for r in mask_lists if not r.has_preferred_hint_without_mask]
     common = set.intersection(*strict) if strict else {whole}.union(*(r.preferred for r in mask_lists))
     return {mask & whole for mask in common} - {0}
 
@@ -156,7 +156,7 @@ def _others(
     If there is a preferred mask, the others only serve to name a runner-up. If finding them is expensive,
     none are returned, and the size is 0.
     """
-    families = [r.masks | {whole} if r.open else r.masks for r in mask_lists]
+    families = [r.masks | {whole} if r.has_hint_without_mask else r.masks for r in mask_lists]
     for family in families:
         whole &= union(family)
     if whole.bit_count() <= DENSE_NODES:

@@ -62,7 +62,7 @@ def _record(provider: str, resource: str, hints: Sequence[TopologyHint] | None) 
     if not hints:
         return ProviderAnswer(provider, resource, IMPOSSIBLE)
     if isinstance(hints, Family):
-        return ProviderAnswer(provider, resource, "", hints.lowest(SAMPLE), None, None)
+        return ProviderAnswer(provider, resource, "", hints.best_few(SAMPLE), None, None)
     preferred = [hint for hint in hints if hint.preferred]
     sample = _first(preferred, SAMPLE)
     sample += _first((hint for hint in hints if not hint.preferred), SAMPLE - len(sample))

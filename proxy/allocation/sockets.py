@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.allocation.demand import Demand, best_mask, smallest
+from proxy.allocation.demand import Demand, best_mask, least_node_count
 from proxy.allocation.hint_family import Family
 from proxy.model.idset import Mask
 
@@ -34,11 +34,11 @@ class Sockets(Struct, frozen=True):
 
     Attributes:
         of_node: Node id to the bits of the sockets that it touches.
-        wanted: Sockets that an aligned set touches; 0 if no set is aligned.
+        aligned_socket_count: How many sockets an aligned set touches; 0 if no set is aligned.
     """
 
     of_node: tuple[tuple[int, int], ...]
-    wanted: int
+    aligned_socket_count: int
 
     @classmethod
     def of(cls, topo: CpuTopology, size: int) -> Sockets:
@@ -61,23 +61,24 @@ class Sockets(Struct, frozen=True):
                 touched |= sockets
         return touched
 
-    def aligned(self, bits: int) -> bool:
+    def is_aligned(self, bits: int) -> bool:
         """Return whether nodes touch as many sockets as an aligned set does."""
-        return self.touched(bits).bit_count() == self.wanted
+        return self.touched(bits).bit_count() == self.aligned_socket_count
 
     def choices(self, demands: Sequence[Demand]) -> Iterable[int]:
         """Return the bits of sockets that an aligned set may be on."""
         all_sockets = tuple(Mask.from_bits(self.touched(-1)))
-        if not self.wanted:
+        if not self.aligned_socket_count:
             return ()
-        if math.comb(len(all_sockets), self.wanted) <= CHOICES:
+        if math.comb(len(all_sockets), self.aligned_socket_count) <= CHOICES:
             return (
-                sum(1 << s for s in subset) for subset in itertools.combinations(all_sockets, self.wanted)
+                sum(1 << s for s in subset)
+                for subset in itertools.combinations(all_sockets, self.aligned_socket_count)
             )
         whole = tuple(
             Demand(d.required, tuple((self.touched(nodes), n) for nodes, n in d.amounts)) for d in demands
         )
-        best = best_mask(all_sockets, whole, floor=self.wanted)
+        best = best_mask(all_sockets, whole, floor=self.aligned_socket_count)
         return () if best is None else (best,)
 
 
@@ -93,7 +94,7 @@ class SocketFamily(Family):
 
     def prefers(self, bits: int) -> bool:
         """Return whether a hint with this mask is preferred."""
-        return bits.bit_count() == self.size or self.sockets.aligned(bits)
+        return bits.bit_count() == self.size or self.sockets.is_aligned(bits)
 
     def preferred_masks(
         self, nodes: Sequence[int], demands: Sequence[Demand], floor: int, base: int = 0
@@ -109,7 +110,7 @@ class SocketFamily(Family):
                 for socket in Mask.from_bits(chosen)
             )
             all_demands = (*demands, held, *touch)
-            least = smallest(inside, all_demands)
+            least = least_node_count(inside, all_demands)
             if least is not None:
                 candidates.append((max(least, floor), inside, all_demands))
         if not candidates:

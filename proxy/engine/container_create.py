@@ -351,7 +351,7 @@ def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
         if pod.requests
         else None
     )
-    if pod.requests is None or (known is None and pod.requests.own is None):
+    if pod.requests is None or (known is None and pod.requests.pod_level_requests is None):
         return None
     return 0 if known is None else container_cpus(pod.requests, known)
 

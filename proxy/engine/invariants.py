@@ -95,7 +95,7 @@ def _stale_knowledge(state: NodeState) -> list[str]:
 
 
 def _words(pools: CpuPools) -> str:
-    parts = {"shared": pools.shared, "BE": pools.of(Pool.BE)}
+    parts = {"shared": pools.shared, "BE": pools.cpus_of(Pool.BE)}
     if pools.system:
         parts["SYSTEM"] = pools.system
     return ", ".join(f"{name} {cpus or 'nothing'}" for name, cpus in parts.items())

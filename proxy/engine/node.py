@@ -199,7 +199,7 @@ class Node:
 
     def erases(self, placement: Placement) -> bool:
         """Return whether a container's request names no CPUs: then it has those of the cgroups above it."""
-        return self.be_cpuset is BeCpuset.ERASE and placement.pool is Pool.BE and not placement.narrow
+        return self.be_cpuset is BeCpuset.ERASE and placement.pool is Pool.BE and not placement.is_narrowed
 
     def serves(self, pod: Pod) -> bool:
         """Return whether some provider has to be queried for every container of a pod."""

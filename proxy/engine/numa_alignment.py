@@ -132,7 +132,7 @@ def _amounts(
 def _free_cpus(state: NodeState, context: AdmissionContext, count: int) -> CpuSet:
     provider = _provider(context, CpuProvider)
     if provider is None or not context.request.exclusive:
-        return state.pools.of(pool_of(context.request.pod)[0])
+        return state.pools.cpus_of(pool_of(context.request.pod)[0])
     free = provider.free(context.request)
     return usable(state.node.topology, free, provider.binding.request, count) if provider.binding else free
 

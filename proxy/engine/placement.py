@@ -55,7 +55,7 @@ def unmet_limit(state: NodeState, claimed: Claim) -> str:
     if claimed.pool is Pool.OWN:
         return ""
     limit = pool_limit(state.node.machine, claimed.within, claimed.nodes)
-    if limit is None or not state.pools.of(claimed.pool).isdisjoint(limit):
+    if limit is None or not state.pools.cpus_of(claimed.pool).isdisjoint(limit):
         return ""
     where = (
         numa_nodes_text(claimed.nodes)
@@ -96,7 +96,7 @@ def _limit(pod: Pod, request: Request) -> int | None:
     """
     if pod.requests is None:
         return request.limit_milli if request.cpu_quota > 0 else None
-    staying = pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    staying = pod.requests.of_kinds(ContainerKind.APP, ContainerKind.SIDECAR)
     if not staying or not all(container.limits.get(CPU) for container in staying):
         return None
     return peak_request(pod.requests.containers, lambda container: container.limits)[CPU]
@@ -116,7 +116,7 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
     grow: list[str] = []
     online = after.node.machine.online
     # The CPUs of a container follow from its placement, and there are few different placements.
-    unlimited = {id(pool): _direction(before.pools.of(pool), after.pools.of(pool)) for pool in Pool}
+    unlimited = {id(pool): _direction(before.pools.cpus_of(pool), after.pools.cpus_of(pool)) for pool in Pool}
     directions: dict[tuple[Pool, CpuSet | None, Mask | None, CpuSet | None, CpuSet], int] = {}
     for key, container, old in after.containers.compared(before.containers):
         if old is None or container.phase is Phase.EXITED:

@@ -324,7 +324,7 @@ def removable(state: NodeState, off: Iterable[Container]) -> dict[str, QuotaPlac
 def concurrent_containers(state: NodeState, pod: Pod, name: str) -> int:
     """Return how many containers of a pod run at the same time, including the one with this name."""
     if pod.requests is not None:
-        return len(pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR))
+        return len(pod.requests.of_kinds(ContainerKind.APP, ContainerKind.SIDECAR))
     containers = state.in_sandbox(pod.sandbox_id)
     return len({name, *(c.name for c in containers if c.phase is not Phase.EXITED)})
 

@@ -289,7 +289,7 @@ def _measured(state: NodeState, event: BeUsageRead) -> SuppressionStep:
 def _narrowed(
     state: NodeState, known: BeSuppression, when: float, milli: int, reason: str
 ) -> SuppressionStep:
-    pool, current, machine = state.pools.be, state.pools.of(Pool.BE), state.node.machine
+    pool, current, machine = state.pools.be, state.pools.cpus_of(Pool.BE), state.node.machine
     if known.locations[0] is not machine:
         known = structs.replace(known, locations=(machine, locations_of(machine)))
     count = cpu_count_for(milli, len(current), len(machine.online))
@@ -309,7 +309,7 @@ def _limited(
 ) -> SuppressionStep:
     """Narrow the BE pool to a limit; None restores it."""
     after = state.with_be_limit(limit)
-    pool_before, pool_after = state.pools.of(Pool.BE), after.pools.of(Pool.BE)
+    pool_before, pool_after = state.pools.cpus_of(Pool.BE), after.pools.cpus_of(Pool.BE)
     if pool_before == pool_after:
         return _knowing(after, known), ()
     change = SuppressionChange(when, f"CPUs {pool_before}", f"CPUs {pool_after}", reason)

@@ -112,8 +112,15 @@ def _dump_requests(pod: Pod) -> dict[str, object]:
             [each.name, each.kind.value, dict(each.requests), dict(each.limits)]
             for each in requests.containers
         ],
-        **({} if requests.own is None else {"own": dict(requests.own), "managed": requests.own_managed}),
-        **({"ownLimits": dict(requests.own_limits)} if requests.own_limits else {}),
+        **(
+            {}
+            if requests.pod_level_requests is None
+            else {
+                "own": dict(requests.pod_level_requests),
+                "managed": requests.are_pod_level_requests_managed,
+            }
+        ),
+        **({"ownLimits": dict(requests.pod_level_limits)} if requests.pod_level_limits else {}),
     }
     return {"requests": recorded}
 

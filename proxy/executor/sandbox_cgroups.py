@@ -131,7 +131,7 @@ class SandboxCgroups:
             if pool is None:
                 name = pool_of(pod)[0]
                 # The suppressed BE set changes every second, and a sleeping process need not follow it.
-                pool = pools[key] = state.pools.be if name is Pool.BE else state.pools.of(name)
+                pool = pools[key] = state.pools.be if name is Pool.BE else state.pools.cpus_of(name)
             if not applies_to(state, pod):
                 continue
             if pod.cgroup_parent and not (erased and pod.kube_qos is KubeQos.BEST_EFFORT):

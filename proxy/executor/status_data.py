@@ -285,7 +285,7 @@ def suppression_page(
         "mode": settings.mode.value,
         "threshold": settings.threshold,
         "min_percent": settings.least or 0,
-        "cpus": str(state.pools.of(Pool.BE)),
+        "cpus": str(state.pools.cpus_of(Pool.BE)),
         "pool": str(state.pools.be),
         "quota_us": known.quota,
         "group": known.above,

@@ -49,17 +49,17 @@ class PodRequests(Struct, frozen=True):
     Attributes:
         containers: Init containers and sidecars in their order, then app containers.
         guaranteed: True when the pod's QoS class is Guaranteed.
-        own: Requests of the pod itself (``spec.resources``); None if it makes none.
-        own_managed: Whether such requests are served (gate ``PodLevelResourceManagers``).
-        own_limits: Limits of the pod itself; empty if it has none.
+        pod_level_requests: Requests of the pod itself (``spec.resources``); None if it makes none.
+        are_pod_level_requests_managed: Whether such requests are served (gate ``PodLevelResourceManagers``).
+        pod_level_limits: Limits of the pod itself; empty if it has none.
     """
 
     uid: str
     containers: tuple[ContainerResources, ...]
     guaranteed: bool = True
-    own: Mapping[str, int] | None = None
-    own_managed: bool = False
-    own_limits: Mapping[str, int] = field(default_factory=dict)
+    pod_level_requests: Mapping[str, int] | None = None
+    are_pod_level_requests_managed: bool = False
+    pod_level_limits: Mapping[str, int] = field(default_factory=dict)
 
     def named(self, name: str) -> ContainerResources:
         """Return the container of that name.
@@ -72,7 +72,7 @@ class PodRequests(Struct, frozen=True):
                 return container
         raise KeyError(name)
 
-    def of(self, *kinds: ContainerKind) -> tuple[ContainerResources, ...]:
+    def of_kinds(self, *kinds: ContainerKind) -> tuple[ContainerResources, ...]:
         """Return the containers of some kinds, in their order."""
         return tuple(container for container in self.containers if container.kind in kinds)
 

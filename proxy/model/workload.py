@@ -280,7 +280,7 @@ class Placement(Struct, frozen=True):
     shares: tuple[Share, ...] = ()
 
     @property
-    def narrow(self) -> bool:
+    def is_narrowed(self) -> bool:
         """Whether it follows only a part of its pool."""
         return (
             self.pool_cpus_limit is not None or self.pool_numa_limit is not None or self.hook_cpus is not None

@@ -286,8 +286,8 @@ def ownership_problem(qos: QosClass, requests: PodRequests) -> str:
     """Return why a pod of class LSE or LSR may not own CPUs; empty if it may, and for other classes."""
     if qos not in STRICT:
         return ""
-    if requests.own is not None and CPU in requests.own:
-        return _own_request_problem(qos, requests, requests.own[CPU])
+    if requests.pod_level_requests is not None and CPU in requests.pod_level_requests:
+        return _own_request_problem(qos, requests, requests.pod_level_requests[CPU])
     for container in requests.containers:
         request, limit = container.requests.get("cpu", 0), container.limits.get("cpu", 0)
         if request != limit:
@@ -297,7 +297,7 @@ def ownership_problem(qos: QosClass, requests: PodRequests) -> str:
             )
     total = sum(
         container.requests.get("cpu", 0)
-        for container in requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+        for container in requests.of_kinds(ContainerKind.APP, ContainerKind.SIDECAR)
     )
     if total == 0 or total % 1000:
         return f"{qos} pod: its containers request {total}m CPU together; it must be whole CPUs"
@@ -306,7 +306,7 @@ def ownership_problem(qos: QosClass, requests: PodRequests) -> str:
 
 def _own_request_problem(qos: QosClass, requests: PodRequests, request: int) -> str:
     """Return why a pod with a CPU request of its own (``spec.resources``) may not own CPUs."""
-    limit = requests.own_limits.get(CPU, 0)
+    limit = requests.pod_level_limits.get(CPU, 0)
     if not requests.guaranteed and request != limit:
         return f"{qos} pod: it requests {request}m CPU and is limited to {limit}m; the two must be equal"
     if request == 0 or request % 1000:

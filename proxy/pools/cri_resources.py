@@ -34,26 +34,29 @@ def quota(milli: int, period_us: int = CFS_PERIOD_US) -> int:
     return max(milli * period_us // 1000, LEAST_QUOTA_US) if milli else 0
 
 
-def cri_request(container: ContainerResources, own_limits: Mapping[str, int] = _NONE) -> Request:
+def cri_request(container: ContainerResources, pod_level_limits: Mapping[str, int] = _NONE) -> Request:
     """Return the resources that kubelet sends with CreateContainer.
 
     Args:
         container: What the container requests.
-        own_limits: Limits of the pod itself.
+        pod_level_limits: Limits of the pod itself.
     """
-    limits = {n: container.limits.get(n) or own_limits.get(n, 0) for n in (CPU, MEMORY)}
+    limits = {n: container.limits.get(n) or pod_level_limits.get(n, 0) for n in (CPU, MEMORY)}
     return _request(container.requests, {**container.limits, **limits})
 
 
-def sandbox_total(pod: PodRequests, own_limits: Mapping[str, int] = _NONE) -> Request:
+def sandbox_total(pod: PodRequests, pod_level_limits: Mapping[str, int] = _NONE) -> Request:
     """Return the resources that kubelet sends with RunPodSandbox: what all containers need together.
 
     Args:
         pod: What the pod requests; requests of its own replace the sums.
-        own_limits: Limits of the pod itself; they replace the sums too.
+        pod_level_limits: Limits of the pod itself; they replace the sums too.
     """
-    requests = {**peak_request(pod.containers, lambda container: container.requests), **(pod.own or {})}
-    limits = {**peak_request(pod.containers, lambda container: container.limits), **own_limits}
+    requests = {
+        **peak_request(pod.containers, lambda container: container.requests),
+        **(pod.pod_level_requests or {}),
+    }
+    limits = {**peak_request(pod.containers, lambda container: container.limits), **pod_level_limits}
     return _request(requests, {n: v for n, v in limits.items() if n in (CPU, MEMORY)})
 
 
@@ -85,10 +88,10 @@ def carries_other_amounts(pod: PodRequests, name: str, request: Request) -> bool
 
 def _changes(reported: ContainerResources, pod: PodRequests, request: Request) -> tuple[bool, bool, bool]:
     """Return whether a create carries other CPU shares, another CFS quota, another memory limit."""
-    implied = cri_request(reported, pod.own_limits)
+    implied = cri_request(reported, pod.pod_level_limits)
     implied_quota = implied.cpu_quota
     if implied_quota and request.period_us != CFS_PERIOD_US:
-        implied_quota = quota(reported.limits.get(CPU) or pod.own_limits.get(CPU, 0), request.period_us)
+        implied_quota = quota(reported.limits.get(CPU) or pod.pod_level_limits.get(CPU, 0), request.period_us)
     other_shares = request.cpu_shares not in (0, implied.cpu_shares)
     other_quota = request.cpu_quota > 0 and request.cpu_quota != implied_quota
     if pod.guaranteed and 0 < request.cpu_shares < MOST_CPU_SHARES and not other_shares:
@@ -107,7 +110,7 @@ def with_amounts_of_create(pod: PodRequests, name: str, request: Request) -> Pod
         name: The container.
         request: The resources of its create.
     """
-    if pod.own is not None:
+    if pod.pod_level_requests is not None:
         return pod
     containers = (_created(c, request, pod) if c.name == name else c for c in pod.containers)
     return replace(pod, containers=tuple(containers))

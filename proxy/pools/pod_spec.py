@@ -120,7 +120,7 @@ def _pod(raw: Mapping[str, Any], *, listed: bool) -> PodSpec:
         pod_fields.read_texts(metadata.get("labels"), "metadata.labels"),
         pod_fields.read_texts(metadata.get("annotations"), "metadata.annotations"),
         qos,
-        PodRequests(uid, containers, qos is KubeQos.GUARANTEED, requests or None, own_limits=limits),
+        PodRequests(uid, containers, qos is KubeQos.GUARANTEED, requests or None, pod_level_limits=limits),
         read_amounts(spec.get("overhead"), "spec.overhead"),
     )
 
@@ -218,7 +218,10 @@ def counted_by_scheduler(spec: PodSpec) -> dict[str, int]:
 def requested_by(spec: PodSpec) -> dict[str, int]:
     """Return what a pod requests, by resource, without the overhead of its runtime class."""
     requests = spec.requests
-    return {**peak_request(requests.containers, lambda container: container.requests), **(requests.own or {})}
+    return {
+        **peak_request(requests.containers, lambda container: container.requests),
+        **(requests.pod_level_requests or {}),
+    }
 
 
 def without_named_cpus(spec: PodSpec) -> PodSpec:
@@ -227,9 +230,12 @@ def without_named_cpus(spec: PodSpec) -> PodSpec:
     return spec if len(annotations) == len(spec.annotations) else replace(spec, annotations=annotations)
 
 
-def _qos(containers: Sequence[ContainerResources], own: Amounts, own_limits: Amounts) -> KubeQos:
+def _qos(
+    containers: Sequence[ContainerResources], pod_level_requests: Amounts, pod_level_limits: Amounts
+) -> KubeQos:
     """Return the QoS class by the rule of Kubernetes."""
-    sources = [(own, own_limits)] if own else [(c.requests, c.limits) for c in containers]
+    pod_level = [(pod_level_requests, pod_level_limits)] if pod_level_requests else []
+    sources = pod_level or [(c.requests, c.limits) for c in containers]
     requests = _sums(requested for requested, _ in sources)
     limits = _sums(limit for _, limit in sources)
     if not requests and not limits:

@@ -52,7 +52,7 @@ class CpuPools(Struct, frozen=True):
     be_now: CpuSet | None = None
     """The part of the BE pool that is in use while BE is suppressed; None if all of it is."""
 
-    def of(self, pool: Pool) -> CpuSet:
+    def cpus_of(self, pool: Pool) -> CpuSet:
         """Return the CPUs of the shared, the BE or the SYSTEM pool."""
         if pool is Pool.SYSTEM and self.system:
             return self.system
@@ -217,7 +217,7 @@ def pool_cpus(machine: Machine, pools: CpuPools, placement: Placement) -> CpuSet
     Suppression does not lead a container out of its limit: if the suppressed pool has nothing within the
     limit, the whole BE pool within the limit counts.
     """
-    pool = pools.of(placement.pool)
+    pool = pools.cpus_of(placement.pool)
     limit = pool_limit(machine, placement.pool_cpus_limit, placement.pool_numa_limit)
     named_by_hooks = placement.hook_cpus
     if limit is None and named_by_hooks is None:

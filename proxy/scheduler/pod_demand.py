@@ -122,10 +122,10 @@ class PodDemand(Struct, frozen=True):
         """Return the pod as it arrives at a node."""
         spec = self.spec
         requests = tuple(
-            (container.name, cri_request(container, spec.requests.own_limits))
+            (container.name, cri_request(container, spec.requests.pod_level_limits))
             for container in spec.requests.containers
         )
-        return ArrivingPod(self.pod, sandbox_total(spec.requests, spec.requests.own_limits), requests)
+        return ArrivingPod(self.pod, sandbox_total(spec.requests, spec.requests.pod_level_limits), requests)
 
 
 def read_demand(raw: Mapping[str, Any]) -> PodDemand:
@@ -193,12 +193,12 @@ def _is_device(name: str) -> bool:
 
 
 def _lasting(requests: PodRequests) -> int:
-    staying = requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    staying = requests.of_kinds(ContainerKind.APP, ContainerKind.SIDECAR)
     return sum(container_cpus(requests, container) for container in staying)
 
 
 def _strict_cpus(requests: PodRequests) -> int:
-    staying = requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    staying = requests.of_kinds(ContainerKind.APP, ContainerKind.SIDECAR)
     return sum(container.requests.get(CPU, 0) for container in staying) // MILLI
 
 
@@ -213,7 +213,9 @@ def _signature(spec: PodSpec) -> Hashable:
         )
         for container in requests.containers
     )
-    pod_requests = None if requests.own is None else tuple(sorted(requests.own.items()))
+    pod_requests = (
+        None if requests.pod_level_requests is None else tuple(sorted(requests.pod_level_requests.items()))
+    )
     texts = {**spec.labels, **spec.annotations}
     wishes = tuple((key, texts[key]) for key in POD_KEYS if key in texts)
-    return containers, pod_requests, tuple(sorted(spec.requests.own_limits.items())), spec.qos, wishes
+    return containers, pod_requests, tuple(sorted(spec.requests.pod_level_limits.items())), spec.qos, wishes

@@ -103,10 +103,10 @@ def pod_template_of(
     if not is_bound:
         spec = without_named_cpus(spec)
     requests = tuple(
-        (container.name, cri_request(container, spec.requests.own_limits))
+        (container.name, cri_request(container, spec.requests.pod_level_limits))
         for container in spec.requests.containers
     )
-    total = sandbox_total(spec.requests, spec.requests.own_limits)
+    total = sandbox_total(spec.requests, spec.requests.pod_level_limits)
     return PodTemplate(spec, needs_of(spec), total, requests, host, where, names_node)
 
 

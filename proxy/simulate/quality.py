@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from proxy.allocation.demand import Demand, best_mask, smallest
+from proxy.allocation.demand import Demand, best_mask, least_node_count
 from proxy.engine.node import Node
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.requests import in_bytes
@@ -118,7 +118,7 @@ class AlignmentMeter:
         cached = self._least.get(key)
         if cached is None:
             demands = [Demand(amount, _amounts_by_node(node, resource)) for resource, amount in wants]
-            least = smallest([numa.id for numa in node.machine.nodes], demands)
+            least = least_node_count([numa.id for numa in node.machine.nodes], demands)
             cached = self._least[key] = len(node.machine.nodes) if least is None else least
         return cached
 

@@ -302,7 +302,7 @@ def test_the_daemon_reads_of_a_pod_what_it_would_read_of_the_whole_object() -> N
     assert pod_spec(kept, listed=True).requests == pod_spec(POD, listed=True).requests
     requests = pod_spec(kept, listed=True).requests
     assert [c.kind for c in requests.containers] == [ContainerKind.SIDECAR, ContainerKind.APP]
-    assert requests.own == {"cpu": 2000, "memory": 1 << 30}
+    assert requests.pod_level_requests == {"cpu": 2000, "memory": 1 << 30}
     assert kept["metadata"]["annotations"] == {RESOURCE_STATUS: "{}", "kubernetes.io/config.hash": "h"}
     assert kept["spec"].keys() == {"initContainers", "containers", "overhead", "resources"}
     assert len(stored_pod_json(POD)) < 800

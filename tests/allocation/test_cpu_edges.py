@@ -146,14 +146,19 @@ def test_sockets_of_other_sizes_are_all_touched() -> None:
 def test_choices_of_sockets() -> None:
     four = Sockets(((0, 0b1), (1, 0b10), (2, 0b100), (3, 0b1000)), 2)
     assert list(four.choices(())) == [0b11, 0b101, 0b1001, 0b110, 0b1010, 0b1100]
-    assert [list(Sockets(four.of_node, wanted).choices(())) for wanted in (0, 4, 5)] == [[], [0b1111], []]
+    assert [list(Sockets(four.of_node, count).choices(())) for count in (0, 4, 5)] == [[], [0b1111], []]
     demand = Demand(5, ((1 << 0, 1), (1 << 2, 3), (1 << 3, 2)))
     with mock.patch.object(sockets_room, "CHOICES", 5):
         assert list(four.choices((demand,))) == [0b1100]
         assert list(four.choices((Demand(7, demand.amounts),))) == []
     with mock.patch.object(sockets_room, "CHOICES", 6):
         assert len(list(four.choices((demand,)))) == 6
-    assert Sockets.of(CpuTopology.of_rows(CpuRow(c, c, c // 4, c // 2, 0) for c in range(16)), 3).wanted == 2
+    assert (
+        Sockets.of(
+            CpuTopology.of_rows(CpuRow(c, c, c // 4, c // 2, 0) for c in range(16)), 3
+        ).aligned_socket_count
+        == 2
+    )
 
 
 def test_hints_are_listed_up_to_twelve_nodes() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.allocation import cpu_hints as room
-from proxy.allocation.cpu_hints import container_hints, cpu_hints, pod_hints
+from proxy.allocation.cpu_hints import container_request_hints, cpu_hints, pod_request_hints
 from proxy.allocation.cpu_topology import Counts, CpuRow, CpuTopology
 from proxy.allocation.hint_family import Family
 from proxy.model.hint import TopologyHint
@@ -123,8 +123,8 @@ def test_owned_cpus_are_measured_by_the_cores_that_they_have() -> None:
 
     def first(cpus: str) -> TopologyHint:
         owned = CpuSet.parse(cpus)
-        hints = container_hints(topo, 6, owned, CpuSet(), CpuSet(), cores=6)
-        assert hints == pod_hints(topo, 6, [(6, owned)], CpuSet(), CpuSet(), cores=6)
+        hints = container_request_hints(topo, 6, owned, CpuSet(), CpuSet(), cores=6)
+        assert hints == pod_request_hints(topo, 6, [(6, owned)], CpuSet(), CpuSet(), cores=6)
         assert hints is not None
         found = hints["cpu"]
         assert found is not None
@@ -159,20 +159,20 @@ def test_with_sockets_that_are_not_stated_none_is_aligned() -> None:
 def test_the_three_kinds_of_empty_hints() -> None:
     topo = machine([4, 4])
     none = CpuSet()
-    assert container_hints(topo, 0, None, topo.cpus, none) is None
-    assert container_hints(topo, 9, None, topo.cpus, none) == {"cpu": ()}
-    assert container_hints(topo, 2, CpuSet.parse("0-2"), topo.cpus, none) == {"cpu": ()}
-    assert pod_hints(topo, 0, [], topo.cpus, none) is None
-    assert pod_hints(topo, 4, [(2, CpuSet.parse("0-2"))], topo.cpus, none) == {"cpu": ()}
+    assert container_request_hints(topo, 0, None, topo.cpus, none) is None
+    assert container_request_hints(topo, 9, None, topo.cpus, none) == {"cpu": ()}
+    assert container_request_hints(topo, 2, CpuSet.parse("0-2"), topo.cpus, none) == {"cpu": ()}
+    assert pod_request_hints(topo, 0, [], topo.cpus, none) is None
+    assert pod_request_hints(topo, 4, [(2, CpuSet.parse("0-2"))], topo.cpus, none) == {"cpu": ()}
 
 
 def test_hints_cover_cpus_that_are_owned_already() -> None:
     topo = machine([4, 4])
     owned, free = CpuSet.parse("4-5"), CpuSet.parse("0-3")
     only_there = (TopologyHint(Mask([1]), preferred=True), TopologyHint(Mask([0, 1]), preferred=False))
-    assert container_hints(topo, 2, owned, free, CpuSet([0])) == {"cpu": only_there}
-    assert pod_hints(topo, 2, [(2, owned)], free, CpuSet([0])) == {"cpu": only_there}
-    part = pod_hints(topo, 4, [(2, owned)], free, CpuSet())
+    assert container_request_hints(topo, 2, owned, free, CpuSet([0])) == {"cpu": only_there}
+    assert pod_request_hints(topo, 2, [(2, owned)], free, CpuSet([0])) == {"cpu": only_there}
+    part = pod_request_hints(topo, 4, [(2, owned)], free, CpuSet())
     assert part == {"cpu": (TopologyHint(Mask([0, 1]), preferred=False),)}, (
         "two more, and only node 0 has any"
     )

@@ -14,7 +14,7 @@ from proxy.allocation.cpu_request import (
     requested_whole_cpus,
     running_request_milli,
 )
-from proxy.allocation.cpu_static import allocate, available, container_hints, pod_hints, remove
+from proxy.allocation.cpu_static import allocate, available, container_cpu_hints, pod_cpu_hints, remove
 from proxy.allocation.cpu_topology import CpuRow, CpuTopology
 from proxy.allocation.packed import NotEnoughCpus
 from proxy.model.idset import CpuSet, Mask
@@ -95,7 +95,7 @@ def test_only_whole_cpus_of_guaranteed_pods_are_exclusive() -> None:
     loose = ContainerResources("l", requests={"cpu": 2000, "memory": 1}, limits={"cpu": 2000})
     assert container_cpus(pod(loose), loose) == 2
     assert container_cpus(pod(loose, own=4), loose) == 0, "in a pod that owns CPUs it must be exact itself"
-    unmanaged = PodRequests("pod", (whole,), own={"cpu": 4000})
+    unmanaged = PodRequests("pod", (whole,), pod_level_requests={"cpu": 4000})
     assert (container_cpus(unmanaged, whole), pod_cpus(unmanaged)) == (0, 0)
     assert (
         pod_cpus(
@@ -122,7 +122,7 @@ def test_whole_cpus_of_a_pod_are_its_own_or_the_most_that_its_containers_need_at
     assert requested_whole_cpus(pod(*containers[1:])) == 2
     assert requested_whole_cpus(pod(*containers[1:], guaranteed=False)) == 2
     assert [requested_whole_cpus(pod(*containers, own=own)) for own in (0, 0.5, 5, 5.5)] == [0, 0, 5, 5]
-    assert requested_whole_cpus(replace(pod(*containers), own={"memory": 1})) == 3
+    assert requested_whole_cpus(replace(pod(*containers), pod_level_requests={"memory": 1})) == 3
     assert requested_whole_cpus(pod(resources("c", 0))) == 0
 
 
@@ -134,7 +134,7 @@ def test_a_pod_requests_what_it_states_or_what_its_running_containers_do() -> No
     )
     assert running_request_milli(pod(*containers)) == 2500
     assert running_request_milli(pod(*containers, own=3)) == 3000
-    memory_only = replace(pod(*containers), own={"memory": 1})
+    memory_only = replace(pod(*containers), pod_level_requests={"memory": 1})
     assert running_request_milli(memory_only) == 2500
 
 
@@ -238,7 +238,9 @@ def test_cpus_of_init_containers_pass_to_later_containers() -> None:
     )
     state = allocate(known, start(known), requests, "i", Mask([1]))
     assert (owned(state), str(state.reusable_by("pod"))) == ({"i": "2-3,10-11"}, "2-3,10-11")
-    assert container_hints(known, state, requests, "a") != container_hints(known, start(known), requests, "a")
+    assert container_cpu_hints(known, state, requests, "a") != container_cpu_hints(
+        known, start(known), requests, "a"
+    )
     state = allocate(known, state, requests, "s", Mask([1]))
     assert str(state.reusable_by("pod")) == "3,11", "a sidecar keeps its own"
     state = allocate(known, state, requests, "a", Mask([1]))
@@ -257,7 +259,7 @@ def test_hints_of_a_pod_include_cpus_of_its_containers() -> None:
     requests = pod(resources("a", 2), resources("b", 2))
 
     def masks(state: CpuState, **options: bool) -> list[tuple[Mask | None, bool]]:
-        hints = pod_hints(policy("0", **options), state, requests)
+        hints = pod_cpu_hints(policy("0", **options), state, requests)
         assert hints is not None
         return [(h.affinity, h.preferred) for h in hints["cpu"] or ()]
 
@@ -298,7 +300,7 @@ def test_a_pod_that_owns_cpus() -> None:
     assert owned(state) == {"i": "2,10", "s": "2", "j": "3,10-11", "t": "3,11", "a": "10", "b": "3,11"}
     assert start(known, state) is state
     assert allocate_pod(known, state, requests) is state
-    hints = pod_hints(known, state, requests)
+    hints = pod_cpu_hints(known, state, requests)
     assert hints is not None
     assert next(h.affinity for h in hints["cpu"] or ()) == Mask([1])
     for name in ("i", "s", "j", "t", "a"):
@@ -352,7 +354,7 @@ class CpuPolicyHistory(RuleBasedStateMachine):
         except (NotEnoughCpus, SmtAlignmentError):
             return
         if before.of(uid, name) is None:
-            new = self.state.of(uid, name)
+            new = self.state.owned_by(uid, name)
             assert new is not None
             assert len(new) == cpus
             assert new <= available(self.known, before) | before.reusable_by(uid)

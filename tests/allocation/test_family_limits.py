@@ -13,10 +13,10 @@ from proxy.allocation.demand import (
     Demand,
     _Pool,
     best_mask,
-    lowest,
+    lowest_masks,
     masks,
-    meeting,
-    of_size,
+    masks_meeting,
+    masks_of_size,
     to_bits,
 )
 from proxy.allocation.distance import Distances
@@ -63,24 +63,24 @@ def test_twelve_nodes_are_listed_and_thirteen_are_not() -> None:
     assert far.listed() is far, "explicit masks count too"
     assert Family((), tuple(range(40)), 1, (amounts(1),), 1).listed() == ()
     assert list(masks(tuple(range(13)))) == list(
-        itertools.chain.from_iterable(of_size(range(13), size) for size in range(1, 14))
+        itertools.chain.from_iterable(masks_of_size(range(13), size) for size in range(1, 14))
     )
 
 
 def test_infeasible_families_are_not_enumerated() -> None:
     demands = [amounts(12, *[1, 0] * 12), amounts(66, *range(12), *[0] * 12)]
     with counting() as counted:
-        assert list(meeting(range(24), 12, demands[:1])) == [to_bits(range(0, 24, 2))]
+        assert list(masks_meeting(range(24), 12, demands[:1])) == [to_bits(range(0, 24, 2))]
         assert len(counted) <= 110
         counted.clear()
-        assert list(lowest(range(24), 12, demands[:1], 1000)) == [to_bits(range(0, 24, 2))]
+        assert list(lowest_masks(range(24), 12, demands[:1], 1000)) == [to_bits(range(0, 24, 2))]
         assert len(counted) <= 95
         counted.clear()
-        assert list(meeting(range(24), 11, demands[1:])) == [to_bits(range(1, 12))]
-        assert list(lowest(range(24), 11, demands[1:], 1000)) == [to_bits(range(1, 12))]
+        assert list(masks_meeting(range(24), 11, demands[1:])) == [to_bits(range(1, 12))]
+        assert list(lowest_masks(range(24), 11, demands[1:], 1000)) == [to_bits(range(1, 12))]
         assert len(counted) <= 190
         counted.clear()
-        assert list(meeting(range(24), 12, demands)) == []
+        assert list(masks_meeting(range(24), 12, demands)) == []
         assert len(counted) <= 30
 
 
@@ -120,7 +120,7 @@ def test_hints_of_many_nodes_come_without_delay() -> None:
         first = [str(h.affinity) for h in itertools.islice(one, 4)]
         assert first == ["70", "0,50", "0,51", "0,52"]
         assert one.best() == hint(1 << 70, preferred=True)
-        assert [str(h.affinity) for h in one.lowest(3)] == ["70"]
+        assert [str(h.affinity) for h in one.best_few(3)] == ["70"]
         assert len(counted) <= 150
     assert list(one.possible_nodes) == [*range(64), 70, 71, 72]
     assert [one.holds(bits) for bits in (1 << 70, 1 << 51, 1 << 51 | 1, 1 << 49 | 1, 0b11 << 70)] == [
@@ -138,19 +138,19 @@ def test_hints_of_many_nodes_come_without_delay() -> None:
 
 def test_a_few_of_the_least_size() -> None:
     family = free(20, 3, explicit=(0b11 << 30 | 1 << 32, 1 << 33 | 0b11 << 40))
-    assert [str(h.affinity) for h in family.lowest(5)] == ["0-2", "0-1,3", "0,2-3", "1-3", "0-1,4"]
-    assert len(family.lowest(100)) == 100
-    assert family.lowest(0) == ()
-    assert Family((), (0, 1), 3, (), 3).lowest(4) == ()
+    assert [str(h.affinity) for h in family.best_few(5)] == ["0-2", "0-1,3", "0,2-3", "1-3", "0-1,4"]
+    assert len(family.best_few(100)) == 100
+    assert family.best_few(0) == ()
+    assert Family((), (0, 1), 3, (), 3).best_few(4) == ()
     wide = Family((1 << 30,), tuple(range(20)), 2, (amounts(2, *[1] * 20),), 1)
-    assert wide.lowest(4) == (hint(1 << 30, preferred=True),), "smaller than any open mask"
+    assert wide.best_few(4) == (hint(1 << 30, preferred=True),), "smaller than any open mask"
 
 
 def test_explicit_masks_of_the_least_size_come_with_the_best() -> None:
     family = Family(
         (0b111, 0b1011), tuple(range(5, 20)), 2, (Demand(3, tuple((1 << i, 1) for i in range(5, 20))),), 3
     )
-    assert [str(h.affinity) for h in family.lowest(3)] == ["0-2", "0-1,3", "5-7"]
+    assert [str(h.affinity) for h in family.best_few(3)] == ["0-2", "0-1,3", "5-7"]
 
 
 def test_a_preferred_mask_inside_a_window_stands_for_others() -> None:

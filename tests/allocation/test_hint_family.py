@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import proxy.allocation.demand as demand_room
 import proxy.allocation.hint_family as family_room
 import proxy.allocation.hint_sampling as listing_room
-from proxy.allocation.demand import Demand, best_mask, covers, masks, smallest, sums, to_bits
+from proxy.allocation.demand import Demand, best_mask, covers, least_node_count, masks, sums, to_bits
 from proxy.allocation.distance import Distances
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.hint_sampling import listable
@@ -65,7 +65,7 @@ def plain(family: Family) -> list[TopologyHint]:
 @given(DEMANDS, st.sets(st.sampled_from(NODES)).map(to_bits), st.integers(1, 5))
 def test_fewest_nodes_are_found(demands: tuple[Demand, ...], base: int, floor: int) -> None:
     able = [b for b in [0, *plain_masks(NODES)] if covers(demands, b | base)]
-    assert smallest(NODES, demands, base) == min(
+    assert least_node_count(NODES, demands, base) == min(
         (  # in addition to the base
             (b & ~base).bit_count() for b in able
         ),

@@ -136,15 +136,15 @@ class Node(RuleBasedStateMachine):
         """Ask all managers for hints and merge them; None if the policy refuses."""
         if name is None:
             answers = [
-                devices_hints.pod_hints(self.devices, pod, NODES),
-                cpu_static.pod_hints(self.static, self.cpus, pod),
-                memory_hints.pod_hints(self.memory, pod),
+                devices_hints.pod_device_hints(self.devices, pod, NODES),
+                cpu_static.pod_cpu_hints(self.static, self.cpus, pod),
+                memory_hints.pod_memory_hints(self.memory, pod),
             ]
         else:
             answers = [
-                devices_hints.container_hints(self.devices, pod, name, NODES),
-                cpu_static.container_hints(self.static, self.cpus, pod, name),
-                memory_hints.container_hints(self.memory, pod, name),
+                devices_hints.container_device_hints(self.devices, pod, name, NODES),
+                cpu_static.container_cpu_hints(self.static, self.cpus, pod, name),
+                memory_hints.container_memory_hints(self.memory, pod, name),
             ]
         decision = decide(self.policy, answers, NODES)
         return decision.hint if decision.verdict.admitted else None
@@ -159,7 +159,7 @@ class Node(RuleBasedStateMachine):
         except REFUSALS:
             return False
         self.devices, self.cpus, self.memory = devices.state, cpus, memory.state
-        result = cpus.of(pod.uid, container.name) or CpuSet()
+        result = cpus.owned_by(pod.uid, container.name) or CpuSet()
         assert len(result) == container.requests["cpu"] // 1000, "exactly the requested number"
         assert result <= cpu_static.available(self.static, before) | before.reusable_by(pod.uid), (
             "only free CPUs"
@@ -185,7 +185,7 @@ class Node(RuleBasedStateMachine):
     @rule(uid=st.sampled_from("xyz"))
     def leave_the_init_containers(self, uid: str) -> None:
         if pod := self.pods.get(uid):
-            self.memory = memory_manager.start(self.memory, pod, pod.of(ContainerKind.APP)[0].name)
+            self.memory = memory_manager.start(self.memory, pod, pod.of_kinds(ContainerKind.APP)[0].name)
 
     @rule()
     def restart(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.allocation.demand import Demand, covers, lowest, to_bits
+from proxy.allocation.demand import Demand, covers, lowest_masks, to_bits
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.merge_record import record_answer, record_merge
 from proxy.allocation.policies import decide
@@ -93,9 +93,9 @@ LOTS = st.lists(
 )
 def test_the_lowest_masks(demands: list[Demand], size: int) -> None:
     expected = [b for b in range(1, 64) if b.bit_count() == size and covers(demands, b)]
-    assert list(lowest(range(6), size, demands, 1000)) == expected
-    assert list(lowest(range(6), size, demands, size)) == [b for b in expected if b == (1 << size) - 1]
-    assert list(lowest(range(6), size, demands, size - 1)) == []
+    assert list(lowest_masks(range(6), size, demands, 1000)) == expected
+    assert list(lowest_masks(range(6), size, demands, size)) == [b for b in expected if b == (1 << size) - 1]
+    assert list(lowest_masks(range(6), size, demands, size - 1)) == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.allocation import set_cover
-from proxy.allocation.demand import Demand, best_mask, covers, smallest, to_bits
+from proxy.allocation.demand import Demand, best_mask, covers, least_node_count, to_bits
 from proxy.allocation.set_cover import choose
 
 NODES = (0, 2, 3, 5, 6, 9, 11, 12)
@@ -82,7 +82,7 @@ def test_the_fewest_of_unlike_nodes(seed: int) -> None:
     every = (to_bits(taken) for size in sizes for taken in itertools.combinations(range(11), size))
     able = [bits for bits in every if covers(demands, bits)]
     best = min(able, key=lambda bits: (bits.bit_count(), bits))
-    assert smallest(range(11), demands) == best.bit_count()
+    assert least_node_count(range(11), demands) == best.bit_count()
     assert best_mask(range(11), demands) == best
 
 

@@ -78,7 +78,7 @@ def test_a_family_knows_its_best_hint(case: tuple[CpuTopology, CpuSet, CpuSet, i
             whole, key=lambda h: (not h.preferred, h.affinity and (len(h.affinity), h.affinity.bits))
         )
         assert family.best() == ranked[0]
-        assert family.lowest(4)[0] == ranked[0]
+        assert family.best_few(4)[0] == ranked[0]
         assert merged(short(family)) == merged([whole])
         node = ranked[-1].affinity
         around = Mask([node.first()]) if node else Mask()
@@ -166,8 +166,8 @@ def test_a_large_machine() -> None:
 def test_alignment_by_socket_is_recognized() -> None:
     topo = grid(3, 2)
     sockets = Sockets.of(topo, 3)
-    assert sockets.wanted == 2
-    aligned = [bits for bits in range(64) if sockets.aligned(bits)]
+    assert sockets.aligned_socket_count == 2
+    aligned = [bits for bits in range(64) if sockets.is_aligned(bits)]
     assert len(aligned) == 3 * 9, "CPUs of both nodes of two sockets"
     assert Sockets.of(CpuTopology.of_rows(CpuRow(c, c, c, 0, 0) for c in range(4)), 1).wanted == 0
     assert list(Sockets((), 1).choices(())) == []

@@ -29,8 +29,8 @@ def pod(case: Case) -> PodRequests:
             raw.get("uid") or "",
             (*init, *(_ask(c, ContainerKind.APP) for c in raw.get("containers") or ())),
             guaranteed=(raw.get("qos_with_pod_level_resources") or raw.get("qos")) == "Guaranteed",
-            own=None if own is None else _amounts(own.get("requests")),
-            own_managed=MANAGED in case.optional("gates", list, []),
+            pod_level_requests=None if own is None else _amounts(own.get("requests")),
+            are_pod_level_requests_managed=MANAGED in case.optional("gates", list, []),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadCaseError(f"it has an unusable 'pod': {error!r}") from None
@@ -42,7 +42,7 @@ def first_app(requests: PodRequests) -> str:
     Raises:
         BadCaseError: The pod has none.
     """
-    if not (apps := requests.of(ContainerKind.APP)):
+    if not (apps := requests.of_kinds(ContainerKind.APP)):
         raise BadCaseError("its pod has no app container")
     return apps[0].name
 

@@ -343,7 +343,7 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
             if not keys:
                 continue
             state = state.changed(drop=[keys[step % len(keys)]])
-            lost = [k for k in moves(before, state)[0] if not state.containers[k].placement.narrow]
+            lost = [k for k in moves(before, state)[0] if not state.containers[k].placement.is_narrowed]
             assert lost == [], "no container loses CPUs, except one that returns to those it is bound to"
         else:
             the_pod, request, name = step

@@ -275,7 +275,7 @@ def test_cpus_on_one_node_are_chosen_as_without_alignment() -> None:
 def test_a_pod_with_a_request_of_its_own_is_decided_by_that() -> None:
     state = empty()
     containers = (ContainerResources("a"), ContainerResources("b"))
-    requests = PodRequests("u", containers, own={"cpu": 8000, "memory": MIB})
+    requests = PodRequests("u", containers, pod_level_requests={"cpu": 8000, "memory": MIB})
     owner = admit(state, lsr("a", requests=requests), whole(8))
     assert owner.verdict.admitted, owner.verdict.message
     assert owner.pod.cpuset == NODES[0]

@@ -737,7 +737,9 @@ def test_the_request_of_a_pod_leaves_ordinary_containers_their_cpus() -> None:
 
 
 def test_an_ephemeral_container_owns_no_cpus_of_its_pod() -> None:
-    reported = PodRequests("u", (ContainerResources("a"),), own={"cpu": 4000}, own_limits={"cpu": 4000})
+    reported = PodRequests(
+        "u", (ContainerResources("a"),), pod_level_requests={"cpu": 4000}, pod_level_limits={"cpu": 4000}
+    )
     pod = pod_of("u", requests=reported)
     _, plan = created(state_of().with_pod(pod), pod, "debugger", 4)
     assert count_of(plan) == 0

@@ -147,10 +147,13 @@ def test_facts_of_kubelet_take_precedence_over_the_sandbox() -> None:
     assert rule_of(pod) is None
     more = changed_copy(pod, cpuset=CpuSet(range(7)))
     assert rule_of(more) is AdmissionRule.REQUEST
-    whole = changed_copy(pod, requests=changed_copy(requests, own={"cpu": 8000}))
+    whole = changed_copy(pod, requests=changed_copy(requests, pod_level_requests={"cpu": 8000}))
     assert requested_cpus(whole, Request()) == 8, "the pod-level request counts"
     assert (
-        requested_cpus(changed_copy(pod, requests=changed_copy(requests, own={"memory": 1})), Request()) == 6
+        requested_cpus(
+            changed_copy(pod, requests=changed_copy(requests, pod_level_requests={"memory": 1})), Request()
+        )
+        == 6
     )
 
 

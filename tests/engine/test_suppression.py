@@ -72,7 +72,7 @@ def running(settings: SuppressionSettings = CPUSET, above: str = "") -> NodeStat
 
 
 def be_cpus(state: NodeState) -> int:
-    return len(state.pools.of(Pool.BE))
+    return len(state.pools.cpus_of(Pool.BE))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_be_gets_the_unused_cpus_up_to_the_threshold(used: float, cpus: int) -> 
     known, why = state.facts.suppression, budget_reason(state.facts.suppression, CPUSET)
     assert be_cpus(state) == cpus
     assert isinstance(change, Change)
-    reported = SuppressionChange(7.0, "CPUs 0-15", f"CPUs {state.pools.of(Pool.BE)}", why)
+    reported = SuppressionChange(7.0, "CPUs 0-15", f"CPUs {state.pools.cpus_of(Pool.BE)}", why)
     assert (report, known.change) == (ReportBeChange(reported), reported)
     assert known.figures is not None
     assert known.figures[0] == 10400 - 1000 * used
@@ -108,12 +108,12 @@ def test_cpus_of_lsr_pods_are_taken_in_proportion_as_soon_as_there_are_some() ->
     placement = Placement(Pool.OWN, cpus, Mask((0,)), excludes_be=False)
     lsr = Container("c", "c", pod, Request(), placement, Phase.RUNNING, 0, "u")
     state, _ = read(running(), 6.4)
-    assert len(state.pools.of(Pool.BE)) == 4
-    assert len(state.pools.of(Pool.BE) & cpus) == 2
+    assert len(state.pools.cpus_of(Pool.BE)) == 4
+    assert len(state.pools.cpus_of(Pool.BE) & cpus) == 2
     state, (_, report) = read(state.with_pod(pod).changed(put=(lsr,)), 6.4)
     assert isinstance(report, ReportBeChange)
-    assert len(state.pools.of(Pool.BE)) == 4
-    assert len(state.pools.of(Pool.BE) & cpus) == 1
+    assert len(state.pools.cpus_of(Pool.BE)) == 4
+    assert len(state.pools.cpus_of(Pool.BE) & cpus) == 1
 
 
 def test_a_quota_from_the_budget_to_its_end() -> None:

@@ -231,7 +231,7 @@ def test_groups_follow_pools_in_any_order(
         now[:] = [state.with_be_limit(CpuSet.parse(limit) if limit else None)]
         assert ours.write_all().errors == []
         for path in (ROOT, *paths):
-            assert on(cgroups, path) == str(now[0].pools.of(Pool.BE))
+            assert on(cgroups, path) == str(now[0].pools.cpus_of(Pool.BE))
 
 
 def test_narrowed_groups_are_widened_for_a_start(tmp_path: Path, version: int) -> None:

@@ -177,8 +177,14 @@ def test_requests_are_stored_with_containers_and_queried_again_for_the_next_one(
     )
     for requests in (
         PodRequests("u", resources),
-        PodRequests("u", resources, guaranteed=False, own={"cpu": 3000}, own_managed=True),
-        PodRequests("u", resources, own={"cpu": 3000}, own_limits={"cpu": 4000}),
+        PodRequests(
+            "u",
+            resources,
+            guaranteed=False,
+            pod_level_requests={"cpu": 3000},
+            are_pod_level_requests_managed=True,
+        ),
+        PodRequests("u", resources, pod_level_requests={"cpu": 3000}, pod_level_limits={"cpu": 4000}),
     ):
         pod = Pod("s", "u", "ns", "p", requests=requests, source="kubelet")
         assert load_pod(dump(pod)) == Pod("s", "u", "ns", "p")

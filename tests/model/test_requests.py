@@ -78,6 +78,10 @@ def test_requests_equal_limits_only_if_both_are_set_and_not_zero() -> None:
 def test_containers_by_name_and_kind() -> None:
     init, app = ContainerResources("i", ContainerKind.INIT), ContainerResources("a")
     pod = PodRequests("p", (init, app))
-    assert (pod.named("a"), pod.of(ContainerKind.INIT), pod.of(*ContainerKind)) == (app, (init,), (init, app))
+    assert (pod.named("a"), pod.of_kinds(ContainerKind.INIT), pod.of_kinds(*ContainerKind)) == (
+        app,
+        (init,),
+        (init, app),
+    )
     with pytest.raises(KeyError):
         pod.named("x")

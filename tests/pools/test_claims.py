@@ -304,7 +304,7 @@ def test_the_request_of_the_pod_itself_counts_in_place_of_its_containers() -> No
     containers = (ContainerResources("a"), resources("b", 500, 1500))
 
     def problem(own: dict[str, int], limits: dict[str, int] | None = None) -> str:
-        requests = PodRequests("u", containers, limits is None, own, own_limits=limits or {})
+        requests = PodRequests("u", containers, limits is None, own, pod_level_limits=limits or {})
         return ownership_problem(QosClass.LSR, requests)
 
     assert not problem({"cpu": 4000})

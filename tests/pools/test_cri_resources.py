@@ -87,7 +87,7 @@ def test_the_sandbox_carries_what_all_containers_need_together() -> None:
     assert sandbox_total(pod) == Request(
         cpu_shares=5120, cpu_quota=500_000, cpu_period=100_000, memory_limit=5000
     )
-    own = PodRequests("u", pod.containers, own={"cpu": 8000})
+    own = PodRequests("u", pod.containers, pod_level_requests={"cpu": 8000})
     assert sandbox_total(own, {"memory": 1}) == Request(
         cpu_shares=8192, cpu_quota=500_000, cpu_period=100_000, memory_limit=1
     )
@@ -154,7 +154,7 @@ def test_a_report_is_replaced_by_what_a_create_carries(milli: int) -> None:
 
 def test_a_create_as_it_was_reported_carries_no_other_amounts() -> None:
     container = ContainerResources("a", requests=amounts(1500, 5), limits=amounts(2500, 5))
-    report = PodRequests("u", (container,), guaranteed=False, own_limits={"cpu": 9000})
+    report = PodRequests("u", (container,), guaranteed=False, pod_level_limits={"cpu": 9000})
     usual = cri_request(container)
     same = (
         usual,
@@ -216,7 +216,12 @@ def test_more_cpus_than_shares_can_express_follow_the_limit() -> None:
 
 
 def test_a_container_of_a_pod_with_its_own_limits_is_compared_with_those() -> None:
-    report = PodRequests("u", (ContainerResources("a"),), own=amounts(4000, 5), own_limits=amounts(4000, 5))
+    report = PodRequests(
+        "u",
+        (ContainerResources("a"),),
+        pod_level_requests=amounts(4000, 5),
+        pod_level_limits=amounts(4000, 5),
+    )
     assert not carries_other_amounts(report, "a", Request(4096, 400_000, 100_000, 5))
     larger = Request(8192, 800_000, 100_000, 5)
     assert carries_other_amounts(report, "a", larger)

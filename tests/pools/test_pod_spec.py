@@ -51,7 +51,11 @@ def test_a_pod_object_is_read() -> None:
     assert (spec.labels, spec.annotations) == ({"app": "web"}, {"a/b": "c", "none": ""})
     assert spec.overhead == {"cpu": 250, "memory": 120 << 20}
     assert spec.qos is KubeQos.BURSTABLE
-    assert (spec.requests.uid, spec.requests.guaranteed, spec.requests.own) == ("u-1", False, None)
+    assert (spec.requests.uid, spec.requests.guaranteed, spec.requests.pod_level_requests) == (
+        "u-1",
+        False,
+        None,
+    )
     assert spec.requests.containers == (
         ContainerResources("i0", ContainerKind.INIT, {"cpu": 3000}),
         ContainerResources("i1", ContainerKind.SIDECAR, {"cpu": 500}),
@@ -121,11 +125,13 @@ def test_kubelets_class_wins_in_its_lists_only() -> None:
 def test_pod_requests_default_to_container_needs_then_to_limits() -> None:
     raw = pod(res({"cpu": 1}), res({"cpu": 2}), resources=res(limits={"cpu": 4, "memory": "1Gi"}))
     spec = pod_spec(raw)
-    assert spec.requests.own == {"cpu": 3000, "memory": G}
-    assert spec.requests.own_limits == {"cpu": 4000, "memory": G}
+    assert spec.requests.pod_level_requests == {"cpu": 3000, "memory": G}
+    assert spec.requests.pod_level_limits == {"cpu": 4000, "memory": G}
     raw["spec"]["resources"]["requests"] = {"cpu": "3500m"}
-    assert pod_spec(raw).requests.own == {"cpu": 3500, "memory": G}
-    assert pod_spec(pod(res({"cpu": 1}), resources=res({"memory": 5}))).requests.own == {"memory": 5}
+    assert pod_spec(raw).requests.pod_level_requests == {"cpu": 3500, "memory": G}
+    assert pod_spec(pod(res({"cpu": 1}), resources=res({"memory": 5}))).requests.pod_level_requests == {
+        "memory": 5
+    }
 
 
 def test_a_scheduler_counts_the_request_and_the_overhead_of_the_runtime_class() -> None:

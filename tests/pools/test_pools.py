@@ -34,8 +34,8 @@ def test_be_is_limited_to_what_the_be_pool_has() -> None:
 
 def test_pools_by_name() -> None:
     pools = pools_of(ONLINE, [LSR])
-    assert pools.of(Pool.BE) == ONLINE
-    assert pools.of(Pool.SHARED) == CpuSet.parse("0-1,3-7")
+    assert pools.cpus_of(Pool.BE) == ONLINE
+    assert pools.cpus_of(Pool.SHARED) == CpuSet.parse("0-1,3-7")
 
 
 @pytest.mark.parametrize("system", [None, "6-7", "2", "2,6"])
@@ -45,10 +45,10 @@ def test_each_pool_has_cpus_of_its_own_rule(system: str | None, be_limit: str | 
     pools = pools_of(ONLINE, [LSE, LSR], kept, limit)
     shared, be = CpuSet.parse("3-7"), CpuSet.parse("2-7")
     assert (pools.shared, pools.be) == (shared, be)
-    assert pools.of(Pool.SHARED) == shared
-    assert pools.of(Pool.BE) == (CpuSet.parse("3-4") if be_limit == "3-4" else be)
+    assert pools.cpus_of(Pool.SHARED) == shared
+    assert pools.cpus_of(Pool.BE) == (CpuSet.parse("3-4") if be_limit == "3-4" else be)
     own = {"6-7": CpuSet.parse("6-7"), "2,6": CpuSet.parse("6")}  # 2 is owned
-    assert pools.of(Pool.SYSTEM) == own.get(system or "", shared)
+    assert pools.cpus_of(Pool.SYSTEM) == own.get(system or "", shared)
 
 
 def test_the_part_of_each_node_that_has_cpus() -> None:

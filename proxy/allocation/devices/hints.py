@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from proxy.allocation.demand import Demand, smallest
+from proxy.allocation.demand import Demand, least_node_count
 from proxy.allocation.devices.state import NO_DEVICES, DeviceState, RegisteredDevice
 from proxy.allocation.hint_family import Family
 from proxy.model.hint import TopologyHint
@@ -35,7 +35,7 @@ from proxy.model.requests import PodRequests, peak_request
 DeviceHints = dict[str, Sequence[TopologyHint] | None]
 
 
-def container_hints(state: DeviceState, pod: PodRequests, name: str, nodes: Mask) -> DeviceHints:
+def container_device_hints(state: DeviceState, pod: PodRequests, name: str, nodes: Mask) -> DeviceHints:
     """Return the hints for a container.
 
     Args:
@@ -61,8 +61,11 @@ def container_hints(state: DeviceState, pod: PodRequests, name: str, nodes: Mask
     }
 
 
-def pod_hints(state: DeviceState, pod: PodRequests, nodes: Mask) -> DeviceHints:
-    """Return the hints for a pod, see ``container_hints``; its limits are added up by ``peak_request``."""
+def pod_device_hints(state: DeviceState, pod: PodRequests, nodes: Mask) -> DeviceHints:
+    """Return the hints for a pod, see ``container_device_hints``.
+
+    Its limits are added up by ``peak_request``.
+    """
     return {
         resource: _hints(
             state, resource, count, nodes, held=state.of_pod(pod.uid, resource), reusable=NO_DEVICES
@@ -114,7 +117,7 @@ def family(
     nodes_of_device = {i: device.nodes or Mask() for i, device in devices.items()}
     placed = [nodes_of_device[i] for i in reusable if i in devices and devices[i].nodes is not None]
     near = _demand(count, [*placed, *(nodes_of_device[i] for i in available if i in nodes_of_device)])
-    least = smallest(ranged, (_demand(count, nodes_of_device.values()),))
+    least = least_node_count(ranged, (_demand(count, nodes_of_device.values()),))
     demands = (near, _demand(len(placed), placed)) if placed else (near,)
     return Family((), ranged, 1, demands, len(ranged) if least is None else max(least, 1))
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.allocation.demand import Demand, covers, smallest
+from proxy.allocation.demand import Demand, covers, least_node_count
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.memory.request import container_amounts, gets_memory, pod_amounts, split_problem
 from proxy.allocation.memory.state import MemoryState
@@ -34,7 +34,7 @@ from proxy.model.idset import Mask
 from proxy.model.requests import ContainerKind, PodRequests
 
 
-def container_hints(state: MemoryState, pod: PodRequests, name: str) -> Hints:
+def container_memory_hints(state: MemoryState, pod: PodRequests, name: str) -> Hints:
     """Return the hints for a container.
 
     Raises:
@@ -50,12 +50,12 @@ def container_hints(state: MemoryState, pod: PodRequests, name: str) -> Hints:
     return _answer(family(state, pod, amounts, name), amounts)
 
 
-def pod_hints(state: MemoryState, pod: PodRequests) -> Hints:
+def pod_memory_hints(state: MemoryState, pod: PodRequests) -> Hints:
     """Return the hints for a pod."""
     if not gets_memory(pod):
         return None
     amounts = pod_amounts(pod)
-    if pod.own is not None and split_problem(pod):
+    if pod.pod_level_requests is not None and split_problem(pod):
         return dict.fromkeys(amounts, ())
     for container in pod.containers:
         if amounts and (blocks := state.blocks(pod.uid, container.name)) is not None:
@@ -74,7 +74,7 @@ def family(state: MemoryState, pod: PodRequests, amounts: Mapping[str, int], nam
     """
     by_capacity = tuple(_demand(state, name, size, free=False) for name, size in amounts.items())
     by_free = tuple(_demand(state, name, size, free=True) for name, size in amounts.items())
-    least = smallest(tuple(state.nodes), by_capacity) if amounts else None
+    least = least_node_count(tuple(state.nodes), by_capacity) if amounts else None
     if least is None:
         return Family((), (), 1, (), 0)
     fixed = {node.cells.bits: node.cells for node in state.nodes.values()}

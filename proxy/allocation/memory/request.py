@@ -23,22 +23,24 @@ Amounts = dict[str, int]
 
 def gets_memory(pod: PodRequests) -> bool:
     """Return whether the pod gets memory of its own."""
-    return pod.guaranteed and (pod.own is None or pod.own_managed)
+    return pod.guaranteed and (pod.pod_level_requests is None or pod.are_pod_level_requests_managed)
 
 
 def container_amounts(pod: PodRequests, container: ContainerResources) -> Amounts:
     """Return the memory and huge pages that a container requests."""
     return (
         {}
-        if pod.own is not None and pod.own_managed and not container.requests_equal_limits
+        if pod.pod_level_requests is not None
+        and pod.are_pod_level_requests_managed
+        and not container.requests_equal_limits
         else _memory(container.requests)
     )
 
 
 def pod_amounts(pod: PodRequests) -> Amounts:
     """Return the amounts that a pod requests: only resources that an app container or the pod itself has."""
-    if pod.own is not None and pod.own_managed:
-        return {name: size for name, size in _memory(pod.own).items() if size > 0}
+    if pod.pod_level_requests is not None and pod.are_pod_level_requests_managed:
+        return {name: size for name, size in _memory(pod.pod_level_requests).items() if size > 0}
     return peak_request(
         pod.containers, lambda container: container_amounts(pod, container), (ContainerKind.APP,)
     )

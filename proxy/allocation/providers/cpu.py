@@ -83,8 +83,8 @@ class CpuProvider(Provider):
             return None
         cores = self._cores(request)
         if request.scope is Scope.POD:
-            return cpu_static.pod_hints(self.policy, self.state, request.requests, cores)
-        return cpu_static.container_hints(self.policy, self.state, request.requests, request.name, cores)
+            return cpu_static.pod_cpu_hints(self.policy, self.state, request.requests, cores)
+        return cpu_static.container_cpu_hints(self.policy, self.state, request.requests, request.name, cores)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
         """Choose exclusive CPUs; the container keeps CPUs that it already has."""
@@ -93,14 +93,14 @@ class CpuProvider(Provider):
         if not count:
             return Allocation(self, grants)
         steps: list[str] = []
-        held = self.state.of(requests.uid, name)
+        held = self.state.owned_by(requests.uid, name)
         if held is not None and len(held) == count:
             # kubelet checks again here whether whole cores are free; this container has them already.
             state, cpus = cpu_static.with_assigned(self.state, requests, name, held), held
             steps.append(f"keeps CPUs {held}")
         elif self.binding is None and not request.unmerged:
             state = cpu_static.allocate(self.policy, self.state, requests, name, hint.affinity, steps=steps)
-            cpus = state.of(requests.uid, name) or CpuSet()
+            cpus = state.owned_by(requests.uid, name) or CpuSet()
         else:
             cpus = self._choose(request, count, hint.affinity, steps)
             state = cpu_static.with_assigned(self.state, requests, name, cpus)

@@ -16,7 +16,7 @@ from functools import partial
 from msgspec import structs
 
 from proxy.allocation.devices.allocate import Prefer, allocate, answered_preference
-from proxy.allocation.devices.hints import container_hints, pod_hints
+from proxy.allocation.devices.hints import container_device_hints, pod_device_hints
 from proxy.allocation.devices.state import DeviceState
 from proxy.allocation.providers.provider import Allocation, Provider, ProviderRequest
 from proxy.model.explanation import Shortfall
@@ -54,8 +54,8 @@ class DeviceProvider(Provider):
     def hints(self, request: ProviderRequest) -> Hints:
         """Return hints for the registered resources among the limits."""
         if request.scope is Scope.POD:
-            return pod_hints(self.state, _known_requests(request), self.nodes)
-        return container_hints(self.state, request.requests, request.name, self.nodes)
+            return pod_device_hints(self.state, _known_requests(request), self.nodes)
+        return container_device_hints(self.state, request.requests, request.name, self.nodes)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
         """Assign devices, near to the NUMA nodes of the hint if enough are there.

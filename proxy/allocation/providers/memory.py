@@ -14,7 +14,7 @@ from msgspec import structs
 
 from proxy.allocation.memory.accounts import age_key, charged, entries_of, released
 from proxy.allocation.memory.allocate import allocate
-from proxy.allocation.memory.hints import container_hints, pod_hints
+from proxy.allocation.memory.hints import container_memory_hints, pod_memory_hints
 from proxy.allocation.memory.request import container_amounts, gets_memory, pod_amounts
 from proxy.allocation.memory.state import MemoryRejectedError, MemoryState
 from proxy.allocation.providers.provider import Allocation, NodeView, Provider, ProviderRequest, Serves
@@ -96,8 +96,8 @@ class MemoryProvider(Provider):
         if self.bound:
             return None
         if request.scope is Scope.POD:
-            return pod_hints(self.state, request.requests)
-        return container_hints(self.state, request.requests, request.name)
+            return pod_memory_hints(self.state, request.requests)
+        return container_memory_hints(self.state, request.requests, request.name)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
         """Grant memory under the hint; without one on the NUMA nodes of the CPUs if it fits there."""

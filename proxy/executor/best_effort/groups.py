@@ -90,7 +90,7 @@ class BeGroups:
         self, state: NodeState, own: Mapping[str, str], paths: Mapping[str, str], groups: list[BeGroup]
     ) -> dict[str, CpuSet]:
         """Return the wanted CPUs of each group."""
-        pool = state.pools.of(Pool.BE)
+        pool = state.pools.cpus_of(Pool.BE)
         wanted = {group.path: pool for group in groups}
         root = groups[0].path
         for container in state.containers.values():

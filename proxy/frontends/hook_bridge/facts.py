@@ -116,7 +116,7 @@ def hook_pools(state: NodeState) -> Pools:
         if container.phase not in (Phase.CREATING, Phase.EXITED) and container.owner not in observed
     }
     owned = union(owner.cpus.bits for key, owner in state.owners.items() if key not in observed)
-    return Pools(state.pools.shared, state.pools.of(Pool.BE), CpuSet.from_bits(owned), owners)
+    return Pools(state.pools.shared, state.pools.cpus_of(Pool.BE), CpuSet.from_bits(owned), owners)
 
 
 def _own(placement: Placement, cpus: CpuSet) -> CpuSet:

@@ -143,7 +143,7 @@ def _listed_names(pod: Pod, existing: Iterable[str]) -> Iterable[str]:
     """Return the containers of a pod that are listed: those of its spec, if it is known."""
     if pod.requests is None:
         return sorted(existing)
-    return [container.name for container in pod.requests.of(ContainerKind.SIDECAR, ContainerKind.APP)]
+    return [container.name for container in pod.requests.of_kinds(ContainerKind.SIDECAR, ContainerKind.APP)]
 
 
 def _is_applied(state: NodeState, container: Container) -> bool:

@@ -67,6 +67,6 @@ def fleet_pods(simulated_pods: Iterable[SimulatedPod]) -> list[FleetPod]:
 
 def _kind(pod_template: PodTemplate) -> PodKind:
     requests = pod_template.spec.requests
-    staying = requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    staying = requests.of_kinds(ContainerKind.APP, ContainerKind.SIDECAR)
     sizes = tuple(cpus for container in staying if (cpus := container_cpus(requests, container)))
     return PodKind(stock_demand(pod_template.spec), demand_of(pod_template.spec), sizes)

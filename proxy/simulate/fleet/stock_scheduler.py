@@ -67,7 +67,7 @@ class StockDemand:
 def stock_demand(spec: PodSpec) -> StockDemand:
     """Return the request of a pod as the stock scheduler counts it."""
     counted = peak_request(spec.requests.containers, lambda container: {**UNREQUESTED, **container.requests})
-    scored = {**counted, **(spec.requests.own or {})}
+    scored = {**counted, **(spec.requests.pod_level_requests or {})}
     first, second = (scored.get(name, 0) + spec.overhead.get(name, 0) for name in _SCORED)
     return StockDemand(needs_of(spec), (first, second))
 

@@ -12,7 +12,7 @@ from proxy.allocation.devices.allocate import (
     allocate,
     answered_preference,
 )
-from proxy.allocation.devices.hints import container_hints, family, pod_hints
+from proxy.allocation.devices.hints import container_device_hints, family, pod_device_hints
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.allocation.hint_family import Family
 from proxy.model.devices import AllocateAnswer
@@ -53,10 +53,14 @@ def test_hints_depend_only_on_devices_that_the_container_holds() -> None:
     state = state.give("p", "c0", R, frozenset("a")).give("p", "c1", R, frozenset("b"))
     both = pod(1, 1, init=1)
     expected = [("1", True), ("0-1", False), ("1-2", False), ("0-2", False)]
-    assert reported(container_hints(state, both, "c1", NODES)[R]) == expected, "devices of c0 do not matter"
+    assert reported(container_device_hints(state, both, "c1", NODES)[R]) == expected, (
+        "devices of c0 do not matter"
+    )
     fewer = PodRequests("p", (both.containers[0], ContainerResources("c1", limits={R: 0})))
-    assert container_hints(state, fewer, "c1", NODES)[R] == (), "it holds more devices than it requests"
-    new = container_hints(state, both, "c0", NODES)[R]
+    assert container_device_hints(state, fewer, "c1", NODES)[R] == (), (
+        "it holds more devices than it requests"
+    )
+    new = container_device_hints(state, both, "c0", NODES)[R]
     assert reported(new)[0] == ("0", True)
 
 
@@ -72,16 +76,21 @@ def test_an_allocation_without_a_known_preference_raises_the_query_for_it() -> N
 def test_reusable_devices_must_be_near_to_the_hinted_nodes() -> None:
     state = DeviceState().register(R, [*devices(a=0, b=1, c=1, z=-1), RegisteredDevice("n", Mask())])
     held = state.give("p", "c0", R, frozenset("a"))
-    assert reported(container_hints(held, pod(1, 1, init=1), "c1", NODES)[R]) == [("0", True), ("0-1", False)]
-    assert reported(container_hints(held, pod(1, 2, init=1), "c1", NODES)[R]) == [("0-1", False)], (
+    assert reported(container_device_hints(held, pod(1, 1, init=1), "c1", NODES)[R]) == [
+        ("0", True),
+        ("0-1", False),
+    ]
+    assert reported(container_device_hints(held, pod(1, 2, init=1), "c1", NODES)[R]) == [("0-1", False)], (
         "node 1 alone would be enough, but a is to be reused"
     )
     untold = state.give("p", "c0", R, frozenset("z"))
-    assert reported(container_hints(untold, pod(1, 2, init=1), "c1", NODES)[R])[0] == ("1", True)
+    assert reported(container_device_hints(untold, pod(1, 2, init=1), "c1", NODES)[R])[0] == ("1", True)
     nowhere = state.give("p", "c0", R, frozenset("n"))
-    assert container_hints(nowhere, pod(1, 2, init=1), "c1", NODES)[R] == (), "no reported node is near"
+    assert container_device_hints(nowhere, pod(1, 2, init=1), "c1", NODES)[R] == (), (
+        "no reported node is near"
+    )
     gone = held.register(R, devices(b=1, c=1))
-    assert reported(container_hints(gone, pod(1, 2, init=1), "c1", NODES)[R]) == [("1", True)]
+    assert reported(container_device_hints(gone, pod(1, 2, init=1), "c1", NODES)[R]) == [("1", True)]
 
 
 def test_only_nodes_with_devices_count() -> None:
@@ -106,9 +115,9 @@ def test_hints_of_a_pod_with_two_containers_that_share_no_device() -> None:
         "p",
         (ContainerResources("c0", limits={R: 1, S: 1}), ContainerResources("c1", limits={R: 1, "cpu": 9})),
     )
-    hints = pod_hints(state, requests, NODES)
+    hints = pod_device_hints(state, requests, NODES)
     assert hints == {R: (TopologyHint(Mask([0, 1]), True),), S: None}
-    assert pod_hints(state.give("q", "c", S, frozenset("x")), requests, NODES)[S] is None
+    assert pod_device_hints(state.give("q", "c", S, frozenset("x")), requests, NODES)[S] is None
     assert state.has_topology(R)
     assert not state.has_topology(S)
     assert not state.has_topology("vendor/unknown")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.allocation.devices.allocate import DeviceRejectedError, allocate
-from proxy.allocation.devices.hints import container_hints, pod_hints
+from proxy.allocation.devices.hints import container_device_hints, pod_device_hints
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.allocation.hint_family import Family
 from proxy.model.hint import TopologyHint
@@ -62,7 +62,7 @@ def test_hints_match_the_plain_rules(
     taken = frozenset(ids[i] for i in others if i < len(ids)) - reusable
     state = DeviceState().register(R, devices).give("other", "c", R, taken).give("p", "i", R, reusable)
     both = pod(resources(0, "i", ContainerKind.INIT), resources(count))
-    hints = container_hints(state, both, "c", NODES)
+    hints = container_device_hints(state, both, "c", NODES)
     assert set(hints) == {R}, "only registered resources have hints"
     available = frozenset(d.id for d in devices if d.healthy) - taken - reusable
     if not any(d.nodes for d in devices):
@@ -79,25 +79,27 @@ def test_hints_cover_held_resources() -> None:
     )
     state = state.give("p", "c", R, frozenset("b"))
     expected = (TopologyHint(Mask([1]), True), TopologyHint(Mask([0, 1]), False))
-    assert container_hints(state, pod(resources(1)), "c", NODES) == {R: expected}
-    assert pod_hints(state, pod(resources(1)), NODES) == {R: expected}
-    assert container_hints(state, pod(resources(2)), "c", NODES) == {R: ()}
-    assert pod_hints(state, pod(resources(1), resources(1, "x")), NODES) == {R: ()}
+    assert container_device_hints(state, pod(resources(1)), "c", NODES) == {R: expected}
+    assert pod_device_hints(state, pod(resources(1)), NODES) == {R: expected}
+    assert container_device_hints(state, pod(resources(2)), "c", NODES) == {R: ()}
+    assert pod_device_hints(state, pod(resources(1), resources(1, "x")), NODES) == {R: ()}
 
 
 def test_a_pods_devices_are_not_reused_in_pod_scope() -> None:
     state = DeviceState().register(R, [RegisteredDevice("a", Mask([0]))])
     both = pod(resources(1, "i", ContainerKind.INIT), resources(1))
-    assert pod_hints(state, both, NODES) == {R: (TopologyHint(Mask([0]), True),)}, (
+    assert pod_device_hints(state, both, NODES) == {R: (TopologyHint(Mask([0]), True),)}, (
         "the containers run one after the other"
     )
     state = state.give("q", "c", R, frozenset("a"))
-    assert pod_hints(state, both, NODES) == {R: ()}
+    assert pod_device_hints(state, both, NODES) == {R: ()}
 
 
 def test_a_node_near_all_devices_is_the_first_hint_among_64_nodes() -> None:
     devices = [RegisteredDevice(f"d{i:02}", Mask([i // 2, 63])) for i in range(80)]
-    hints = container_hints(DeviceState().register(R, devices), pod(resources(3)), "c", Mask(range(64)))[R]
+    hints = container_device_hints(
+        DeviceState().register(R, devices), pod(resources(3)), "c", Mask(range(64))
+    )[R]
     assert isinstance(hints, Family)
     assert hints[0] == TopologyHint(Mask([63]), True)
 

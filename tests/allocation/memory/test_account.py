@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.allocation.memory.allocate import allocate
-from proxy.allocation.memory.hints import container_hints
+from proxy.allocation.memory.hints import container_memory_hints
 from proxy.allocation.memory.state import MemoryRejectedError, MemoryState, NodeMemory, initial
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
@@ -114,7 +114,7 @@ def test_memory_accounts_balance_after_any_sequence_of_operations(
 def one_allocation(state: MemoryState, pod: PodRequests, name: str, data: st.DataObject) -> MemoryState:
     amounts = pod.named(name).requests
     if state.blocks(pod.uid, name) is None:
-        hints = container_hints(state, pod, name) or {}
+        hints = container_memory_hints(state, pod, name) or {}
         expected = plain_hints(state, pod, amounts, name)
         assert hints == (dict.fromkeys(amounts, tuple(expected)) if expected else {})
         best = min(

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.allocation.hint_family import Family
 from proxy.allocation.memory.allocate import allocate
-from proxy.allocation.memory.hints import container_hints, pod_hints
+from proxy.allocation.memory.hints import container_memory_hints, pod_memory_hints
 from proxy.allocation.memory.request import huge_pages, pod_amounts, split_problem
 from proxy.allocation.memory.state import (
     Block,
@@ -99,7 +99,9 @@ def test_reserves_that_do_not_fit() -> None:
             "Guaranteed",
         ),
         (
-            PodRequests("p", (ContainerResources("c", requests={"memory": GI}),), own={"memory": GI}),
+            PodRequests(
+                "p", (ContainerResources("c", requests={"memory": GI}),), pod_level_requests={"memory": GI}
+            ),
             "Guaranteed",
         ),
         (PodRequests("p", (ContainerResources("c", requests={"cpu": 1000}),)), "requests no memory"),
@@ -110,17 +112,17 @@ def test_a_container_without_memory_of_its_own(pod: PodRequests, why: str) -> No
     granted = allocate(state, pod, "c", OPEN)
     assert (granted.state, granted.blocks) == (state, ())
     assert why in granted.reasons[0]
-    assert not container_hints(state, pod, "c")
-    assert not pod_hints(state, pod)
+    assert not container_memory_hints(state, pod, "c")
+    assert not pod_memory_hints(state, pod)
 
 
 def test_hints_cover_held_resources() -> None:
     pod = one(2)
     granted = allocate(initial(nodes(4, 4), KEPT), pod, "c", TopologyHint(Mask([1]), preferred=True))
     held = (TopologyHint(Mask([1]), preferred=True),)
-    assert container_hints(granted.state, pod, "c") == {"memory": held}
-    assert pod_hints(granted.state, pod) == {"memory": held}
-    assert container_hints(granted.state, one(3), "c") is None, "another amount: no preference"
+    assert container_memory_hints(granted.state, pod, "c") == {"memory": held}
+    assert pod_memory_hints(granted.state, pod) == {"memory": held}
+    assert container_memory_hints(granted.state, one(3), "c") is None, "another amount: no preference"
     assert allocate(granted.state, pod, "c", OPEN).state is granted.state
     assert nodes_of(granted) == Mask([1])
 
@@ -179,7 +181,9 @@ def test_one_of_two_blocks_on_a_group_is_released() -> None:
 
 def test_memory_that_the_requests_of_a_pod_leave_to_its_containers() -> None:
     def pod(own: int, *containers: ContainerResources) -> PodRequests:
-        return PodRequests("p", containers, own={"memory": own, "cpu": 1}, own_managed=True)
+        return PodRequests(
+            "p", containers, pod_level_requests={"memory": own, "cpu": 1}, are_pod_level_requests_managed=True
+        )
 
     def exact(name: str, kind: ContainerKind, size: int) -> ContainerResources:
         return ContainerResources(name, kind, {"cpu": 1, "memory": size}, {"cpu": 1, "memory": size})
@@ -199,9 +203,11 @@ def test_memory_that_the_requests_of_a_pod_leave_to_its_containers() -> None:
         pod(4, sidecar, shared(ContainerKind.INIT))
     )
     full = pod(4, exact("a", ContainerKind.APP, 4), shared(ContainerKind.APP))
-    assert pod_hints(initial(nodes(4), KEPT), full) == {"memory": ()}, "impossible"
+    assert pod_memory_hints(initial(nodes(4), KEPT), full) == {"memory": ()}, "impossible"
     some = pod(4, exact("a", ContainerKind.APP, 3), shared(ContainerKind.APP))
-    assert pod_hints(initial(nodes(4), KEPT), some) == {"memory": (TopologyHint(Mask([0]), preferred=True),)}
+    assert pod_memory_hints(initial(nodes(4), KEPT), some) == {
+        "memory": (TopologyHint(Mask([0]), preferred=True),)
+    }
 
 
 def test_an_inconsistent_stored_state_is_refused() -> None:
@@ -219,13 +225,13 @@ def test_an_inconsistent_stored_state_is_refused() -> None:
 
 def test_memory_on_64_nodes_is_granted_on_the_fewest_that_suffice() -> None:
     state = initial(nodes(*[4] * 64), KEPT)
-    hints = container_hints(state, one(100), "c") or {}
+    hints = container_memory_hints(state, one(100), "c") or {}
     family = hints["memory"]
     assert isinstance(family, Family)
     assert len(family[0].affinity or ()) == family.size == 25
     granted = allocate(state, one(100), "c", OPEN)
     assert str(nodes_of(granted)) == "1-25", "the reserve makes node 0 poorer"
-    again = container_hints(granted.state, one(100, "q"), "c") or {}
+    again = container_memory_hints(granted.state, one(100, "q"), "c") or {}
     assert str(nodes_of(allocate(granted.state, one(100, "q"), "c", OPEN))) == "26-50"
     assert (again["memory"] or [])[0].affinity == Mask(range(26, 51))
 

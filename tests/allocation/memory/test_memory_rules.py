@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.allocation.memory.allocate import allocate
-from proxy.allocation.memory.hints import container_hints, pod_hints
+from proxy.allocation.memory.hints import container_memory_hints, pod_memory_hints
 from proxy.allocation.memory.request import pod_amounts, split_problem
 from proxy.allocation.memory.state import (
     MemoryRejectedError,
@@ -46,7 +46,7 @@ def at(*ids: int, preferred: bool = False) -> TopologyHint:
 
 
 def masks(state: MemoryState, pod: PodRequests, name: str = "c") -> list[str]:
-    hints = container_hints(state, pod, name) or {}
+    hints = container_memory_hints(state, pod, name) or {}
     return [str(h.affinity) for h in hints.get("memory") or ()]
 
 
@@ -131,7 +131,7 @@ def test_a_request_for_all_memory_of_a_node_fits() -> None:
         masks(state, PodRequests("p", (ContainerResources("c", requests={"memory": 4 * GI + 1}),)))[0]
         == "0-1"
     )
-    hints = container_hints(state, one(8), "c")
+    hints = container_memory_hints(state, one(8), "c")
     assert hints == {
         "memory": (at(0, 1, preferred=True), at(0, 2, preferred=True), at(1, 2, preferred=True), at(0, 1, 2))
     }
@@ -147,23 +147,23 @@ def test_nodes_of_two_groups_are_not_a_group() -> None:
 def test_hints_without_requests_and_without_memory() -> None:
     state = initial(nodes(4), KEPT)
     init_only = PodRequests("p", (app("i", 1, ContainerKind.INIT), ContainerResources("c")))
-    assert pod_hints(state, init_only) == {}, "app containers request no memory"
+    assert pod_memory_hints(state, init_only) == {}, "app containers request no memory"
     held = allocate(state, init_only, "i", OPEN).state
-    assert pod_hints(held, init_only) == {}
-    assert container_hints(state, init_only, "c") == {}
-    assert container_hints(MemoryState(), one(1), "c") == {}
-    assert container_hints(state, one(0), "c") == {"memory": (at(0, preferred=True),)}
+    assert pod_memory_hints(held, init_only) == {}
+    assert container_memory_hints(state, init_only, "c") == {}
+    assert container_memory_hints(MemoryState(), one(1), "c") == {}
+    assert container_memory_hints(state, one(0), "c") == {"memory": (at(0, preferred=True),)}
 
 
 def test_a_container_beside_an_empty_one_is_not_a_pod_of_its_own() -> None:
     pod = PodRequests("p", (app("a", 4), ContainerResources("b")))
-    assert pod_hints(initial(nodes(5), KEPT), pod) == {"memory": (at(0, preferred=True),)}
+    assert pod_memory_hints(initial(nodes(5), KEPT), pod) == {"memory": (at(0, preferred=True),)}
 
 
 def test_blocks_of_one_resource_twice_are_not_a_preference() -> None:
     block = Block(Mask([0]), "memory", GI)
     state = MemoryState(initial(nodes(4), KEPT).nodes, {"p": {"c": (block, block)}})
-    assert container_hints(state, one(1), "c") is None
+    assert container_memory_hints(state, one(1), "c") is None
 
 
 def test_an_open_decision_that_has_to_be_preferred() -> None:
@@ -236,18 +236,20 @@ def test_memory_that_is_taken_over_needs_no_extension() -> None:
 
 @pytest.mark.parametrize("guaranteed", [True, False])
 def test_a_pod_with_pod_level_requests_is_served_where_they_are_enabled(guaranteed: bool) -> None:
-    pod = PodRequests("p", (app("c", 1),), guaranteed, {"memory": 2 * GI, PAGES: 0}, own_managed=True)
+    pod = PodRequests(
+        "p", (app("c", 1),), guaranteed, {"memory": 2 * GI, PAGES: 0}, are_pod_level_requests_managed=True
+    )
     expected = {"memory": (at(0, preferred=True),)} if guaranteed else None
-    assert pod_hints(initial(nodes(4), KEPT), pod) == expected
+    assert pod_memory_hints(initial(nodes(4), KEPT), pod) == expected
     assert pod_amounts(pod) == {"memory": 2 * GI}, "an amount of zero is not requested"
-    byte = PodRequests("p", pod.containers, guaranteed, {"memory": 1}, own_managed=True)
+    byte = PodRequests("p", pod.containers, guaranteed, {"memory": 1}, are_pod_level_requests_managed=True)
     assert pod_amounts(byte) == {"memory": 1}
 
 
 def test_a_pod_without_pod_level_requests_requests_the_sum_of_its_containers() -> None:
-    pod = PodRequests("p", (app("a", 1), app("b", 2)), own_managed=True)
+    pod = PodRequests("p", (app("a", 1), app("b", 2)), are_pod_level_requests_managed=True)
     assert pod_amounts(pod) == {"memory": 3 * GI}
-    hints = container_hints(initial(nodes(4, 4), KEPT), pod, "b")
+    hints = container_memory_hints(initial(nodes(4, 4), KEPT), pod, "b")
     assert hints == {"memory": (at(0, preferred=True), at(1, preferred=True), at(0, 1))}
 
 
@@ -259,7 +261,9 @@ def split_problem_of(budget: int, *sizes: tuple[ContainerKind, int], pages: int 
         for amounts in [{"cpu": 1, "memory": size} if size else {"cpu": 0}]
     ]
     whole = {"memory": budget, **({PAGES: pages} if pages else {})}
-    return split_problem(PodRequests("p", tuple(containers), own=whole, own_managed=True))
+    return split_problem(
+        PodRequests("p", tuple(containers), pod_level_requests=whole, are_pod_level_requests_managed=True)
+    )
 
 
 INIT, SIDE, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
@@ -305,7 +309,9 @@ def test_an_init_container_with_amounts_of_its_own_needs_nothing_of_the_others()
     def problem(init: ContainerResources) -> str:
         budget = {"memory": 9, PAGES: 4}
         pod = (whole("s", SIDE, memory=3, pages=4), init)
-        return split_problem(PodRequests("p", pod, own=budget, own_managed=True))
+        return split_problem(
+            PodRequests("p", pod, pod_level_requests=budget, are_pod_level_requests_managed=True)
+        )
 
     assert problem(whole("i", INIT, memory=6)) == "", "no huge pages are left, and it has no use for any"
     assert f"requests 1 of {PAGES}, but only 0 available" in problem(whole("i", INIT, memory=6, pages=1))

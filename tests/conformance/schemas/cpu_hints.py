@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.allocation.cpu_static import container_hints, pod_hints
+from proxy.allocation.cpu_static import container_cpu_hints, pod_cpu_hints
 from proxy.model.hint import Hints
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import answer, shown
@@ -17,10 +17,10 @@ def check(case: Case, topologies: Topologies) -> Outcome:
     got: dict[str, object] = {}
     for scope in expected:
         if scope == "pod":
-            got[scope] = _cpu(pod_hints(known, now, requests))
+            got[scope] = _cpu(pod_cpu_hints(known, now, requests))
         else:
             name = case.optional("container", str) or first_app(requests)
-            got[scope] = _cpu(container_hints(known, now, requests, name))
+            got[scope] = _cpu(container_cpu_hints(known, now, requests, name))
     return Outcome(expected, got)
 
 

@@ -73,7 +73,7 @@ def _allocate(case: Case, known: CpuPolicy, now: CpuState) -> Outcome:
             now = allocate(known, now, requests, name, affinity)
     except _REFUSALS as error:
         refused = error
-    owned = {name: now.of(requests.uid, name) for name in names}
+    owned = {name: now.owned_by(requests.uid, name) for name in names}
     got: dict[str, Any] = {"error": _error(refused)}
     want: dict[str, Any] = {"error": _told(case, "error")}
     if reported := case.optional("expected", dict):

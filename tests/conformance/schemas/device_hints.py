@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.allocation.devices.hints import container_hints, pod_hints
+from proxy.allocation.devices.hints import container_device_hints, pod_device_hints
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.model.idset import Mask
 from tests.conformance import hints
@@ -25,9 +25,9 @@ def check(case: Case, _: Topologies) -> Outcome:
     got = {}
     for scope in case.value("scopes", list):
         if scope == "pod":
-            found = pod_hints(state, requests, nodes)
+            found = pod_device_hints(state, requests, nodes)
         else:
-            found = container_hints(state, requests, first_app(requests), nodes)
+            found = container_device_hints(state, requests, first_app(requests), nodes)
         reported = hints.shown(found)
         got[scope] = {resource: reported.get(resource, "no answer") for resource in expected}
     return Outcome(dict.fromkeys(got, expected), got)

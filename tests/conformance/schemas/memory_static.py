@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy.allocation.memory.allocate import allocate
-from proxy.allocation.memory.hints import container_hints, pod_hints
+from proxy.allocation.memory.hints import container_memory_hints, pod_memory_hints
 from proxy.allocation.memory.state import MemoryRejectedError, MemoryState
 from proxy.model.requests import ContainerKind
 from tests.conformance import hints, memory
@@ -34,9 +34,9 @@ def check(case: Case, _: Topologies) -> Outcome:
 def _hints(case: Case, test: str) -> Outcome:
     requests, state = pod(case), memory.state(case)
     got = (
-        pod_hints(state, requests)
+        pod_memory_hints(state, requests)
         if test == "pod_hints"
-        else container_hints(state, requests, first_app(requests))
+        else container_memory_hints(state, requests, first_app(requests))
     )
     expected = hints.answer(case.value("expected_hints", (dict, type(None))))
     return Outcome(hints.shown(expected), hints.shown(got))
@@ -44,7 +44,7 @@ def _hints(case: Case, test: str) -> Outcome:
 
 def _allocate(case: Case, *kinds: ContainerKind, most: int | None = None) -> MemoryState:
     state, requests = memory.state(case), pod(case)
-    for container in requests.of(*kinds)[:most]:
+    for container in requests.of_kinds(*kinds)[:most]:
         state = allocate(state, requests, container.name, hints.hint(case.optional("hint", dict))).state
     return state
 
