@@ -236,7 +236,7 @@ bench-hooks: venv ## measure the cost of hooks, and make 10,000 calls while hook
 	@$(BIN)/python bench/hooks_figures.py
 	@$(BIN)/python bench/hooks_chaos.py $(HOOKS_ARGS)
 
-device-chaos: venv ## time lists of devices, and create 10,000 containers while device plug-ins misbehave: DEVICES_ARGS="--calls 1000"
+device-chaos: venv ## time lists of devices, and create 10,000 containers while device plugins misbehave: DEVICES_ARGS="--calls 1000"
 	@$(BIN)/python bench/device_list_figures.py
 	@$(BIN)/python bench/device_chaos.py $(DEVICES_ARGS)
 

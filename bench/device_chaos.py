@@ -1,4 +1,4 @@
-"""Ten thousand creates with devices while device plug-ins hang, crash, lie, flood and flap: a command
+"""Ten thousand creates with devices while device plugins hang, crash, lie, flood and flap: a command
 
     make device-chaos                                      some minutes
     .venv/bin/python bench/device_chaos.py --calls 1000    fewer
@@ -48,7 +48,7 @@ HUNG_S = 10.0
 """A create that takes longer counts as hanging: its plug-in has half a second, and creates wait for each
 other."""
 SHARE = 0.03
-"""How often a plug-in misbehaves in a call."""
+"""How often a plugin misbehaves in a call."""
 KINDS = ("honest", "hangs", "crashes", "lies", "floods", "flaps", "stops")
 
 
@@ -56,7 +56,7 @@ def resource_of(kind: str) -> str:
     return f"chaos.example.com/{kind}"
 
 
-# -- the plug-ins, each a process ----------------------------------------------------------------------------
+# -- the plugins, each a process ----------------------------------------------------------------------------
 
 
 def plugin(directory: Path, kind: str, seed: int) -> None:
@@ -202,11 +202,11 @@ class DeviceChaos:
 
     Attributes:
         took: Seconds of each create, by whether its container was created.
-        given: Devices that containers got, by kind of plug-in.
-        causes: Refused creates, by kind of plug-in.
+        given: Devices that containers got, by kind of plugin.
+        causes: Refused creates, by kind of plugin.
         bare: Containers that were created without the devices that they requested.
         wrong: Messages about violations.
-        deaths: Plug-ins that have died.
+        deaths: Plugins that have died.
     """
 
     took: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
@@ -368,7 +368,7 @@ def measure(calls: int = CALLS, *, restart: bool = True) -> DeviceChaos:
 
 
 def check_no_device_is_lost(one: Node, api: PodsApi, chaos: DeviceChaos) -> None:
-    """Check that one pod can get all devices of the correct plug-in: none is lost."""
+    """Check that one pod can get all devices of the correct plugin: none is lost."""
     one.until(lambda: resource_of("honest") in registered(one, "serving"), 60, "the honest plug-in")
     with CriClient(str(one.socket)) as client:
         pod = client.run_pod(DemoPod("all"))

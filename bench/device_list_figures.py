@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/device_list_figures.py
 
-A plug-in in a process of its own sends lists of 1,000 devices, each with a NUMA node, to a daemon. The time
+A plugin in a process of its own sends lists of 1,000 devices, each with a NUMA node, to a daemon. The time
 runs from the arrival of the message, in the thread that reads it, until the event loop has the devices in the
 state of the node: reading, the two threads' waits for each other, the comparison of the lists, and the
 engine.
@@ -62,7 +62,7 @@ def measure(rounds: int = ROUNDS) -> list[float]:
             _follow(Path(base), rounds, arrived, took)
     finally:
         endpoint.ListFeed.put = put  # type: ignore[method-assign]
-    return took[:rounds]  # one more when the plug-in ends
+    return took[:rounds]  # one more when the plugin ends
 
 
 def _follow(base: Path, rounds: int, arrived: list[float], took: list[float]) -> None:

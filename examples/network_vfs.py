@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A device plug-in for virtual functions (SR-IOV) of network cards; a template for plug-ins of your own.
+"""A device plugin for virtual functions (SR-IOV) of network cards; a template for plugins of your own.
 
 A virtual function is a PCI function with a link ``physfn`` to its card. A pod requests one virtual function
 with

@@ -250,7 +250,7 @@ class Daemon:
         await self._pod_resources.run()
 
     def _serve_device_plugins(self) -> None:
-        """Let device plug-ins register."""
+        """Let device plugins register."""
         from proxy.kubelet_assembly import device_plugins_of
 
         assert self.executor is not None

@@ -199,7 +199,7 @@ def test_the_ledger_has_each_kind_of_record() -> None:
     assert placements >= {"unlimited", "within"}
 
 
-def test_a_create_in_flight_keeps_its_cpus_where_the_runtime_made_the_container() -> None:
+def test_a_create_in_flight_keeps_its_cpus_if_the_runtime_made_the_container() -> None:
     """Of two creates in flight, the runtime has created the container of one."""
     with old_node("running") as node:
         assert sorted(each["placement"]["own"] for each in node.in_flight().values()) == ["26-27", "28-29"]

@@ -16,7 +16,7 @@ PARTIES = {
     "Pod author": "P",
     "Namespace administrator": "N",
     "Hook author": "H",
-    "Device plug-in": "D",
+    "Device plugin": "D",
     "Root on the node": "R",
     "Container runtime": "C",
     "kubelet": "K",

@@ -211,7 +211,7 @@ class CreateCalls:
     async def _decide_devices(
         self, call: UndecidedCall, pod: Pod, requested: CreateRequest, grants: DeviceGrants
     ) -> None:
-        """Decide a create that device plug-ins may have a preference for."""
+        """Decide a create that device plugins may have a preference for."""
         decided = await grants.place(pod, requested.name, requested.attempt, requested.resources)
         container = decided.plan.container
         if not call.done:

@@ -106,7 +106,7 @@ class UndecidedCall(Protocol):
         """Replace the cgroup of the pod in the message; for a CreateContainer."""
 
     def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, DeviceField]:
-        """Add the answers of device plug-ins to a CreateContainer, by resource.
+        """Add the answers of device plugins to a CreateContainer, by resource.
 
         Returns:
             The fields that they have set, by name.

@@ -21,7 +21,7 @@ from proxy.model.quantity import show_quantity
 
 _CPU_OPTIONS = "cpuManagerPolicyOptions"
 _REGISTRATION = "kubelet.sock"
-"""The socket at which device plug-ins register, in each of their directories."""
+"""The socket at which device plugins register, in each of their directories."""
 _NOT_FREE = "for exclusive CPUs under full-pcpus-only: reserve whole cores"
 
 

@@ -155,7 +155,7 @@ LABEL = SettingKind(
 
 @dataclass(frozen=True, slots=True)
 class HooksConfig:
-    """Plug-ins that are called while a CRI call is processed.
+    """Plugins that are called while a CRI call is processed.
 
     Attributes:
         server_directory: The directory of server files; None if no remote servers are used.

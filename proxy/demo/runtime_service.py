@@ -1,4 +1,4 @@
-"""The answers of the stand-in runtime, call by call, as containerd's CRI plug-in gives them.
+"""The answers of the stand-in runtime, call by call, as containerd's CRI plugin gives them.
 
 Codes and sentences follow containerd 1.6: an unknown id is NOT_FOUND (but no error if the interface requires
 idempotence), a refusal by runc is UNKNOWN with runc's words, a name in use is UNKNOWN.

@@ -1,4 +1,4 @@
-"""A device plug-in: the class that its author writes, and its gRPC service (v1beta1.DevicePlugin).
+"""A device plugin: the class that its author writes, and its gRPC service (v1beta1.DevicePlugin).
 
 ``devices`` of the plug-in is called on a timer. If the list differs from the last one, it is sent to the
 stream of ListAndWatch. There is one stream: when a manager connects again, the new stream replaces the
@@ -29,7 +29,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class PluginDevice(Struct, frozen=True):
-    """A device that a plug-in reports.
+    """A device that a plugin reports.
 
     Attributes:
         id: Unique within the resource.
@@ -46,7 +46,7 @@ class DevicePlugin:
     """A device plug-in: a subclass sets ``resource`` and defines ``devices``; everything else is optional.
 
     The methods run in threads of the kit, several of them at a time. An exception is logged and answered as
-    an error, and the plug-in continues.
+    an error, and the plugin continues.
 
     Attributes:
         resource: The resource, with a domain: ``example.com/vf``.
@@ -81,12 +81,12 @@ class DevicePlugin:
 
     @property
     def offers_preference(self) -> bool:
-        """Whether the plug-in defines ``preferred``."""
+        """Whether the plugin defines ``preferred``."""
         return type(self).preferred is not DevicePlugin.preferred
 
     @property
     def needs_pre_start(self) -> bool:
-        """Whether the plug-in defines ``pre_start``."""
+        """Whether the plugin defines ``pre_start``."""
         return type(self).pre_start is not DevicePlugin.pre_start
 
 
@@ -99,7 +99,7 @@ class FunctionPlugin(DevicePlugin):
         devices: Callable[[], Iterable[PluginDevice]],
         allocate: Callable[[Sequence[str]], AllocateAnswer] | None = None,
     ) -> None:
-        """Make a plug-in of functions.
+        """Make a plugin of functions.
 
         Args:
             resource: The resource, with a domain.
@@ -120,11 +120,11 @@ class FunctionPlugin(DevicePlugin):
 
 
 class DeviceUnavailableError(Exception):
-    """A manager requests a device that the plug-in does not have, or that is unhealthy."""
+    """A manager requests a device that the plugin does not have, or that is unhealthy."""
 
 
 class PluginService:
-    """Answers a device manager for one plug-in; safe to use from several threads."""
+    """Answers a device manager for one plugin; safe to use from several threads."""
 
     def __init__(self, plugin: DevicePlugin, telemetry: Telemetry) -> None:
         """Start without devices.
@@ -143,7 +143,7 @@ class PluginService:
         self._quiet_since = time.monotonic()
 
     def refresh(self) -> None:
-        """Call the plug-in's ``devices``; a list that differs from the last one is sent to the manager."""
+        """Call the plugin's ``devices``; a list that differs from the last one is sent to the manager."""
         problem = {"resource": self._plugin.resource}
         try:
             devices = _by_id(self._plugin.devices())

@@ -1,8 +1,8 @@
-"""Runs device plug-ins: their sockets, their registration, and the calls of ``devices`` on a timer.
+"""Runs device plugins: their sockets, their registration, and the calls of ``devices`` on a timer.
 
-A plug-in is registered once, and again whenever the manager may have forgotten it.
+A plugin is registered once, and again whenever the manager may have forgotten it.
 
-Theory. A manager listens on ``kubelet.sock`` in a directory, and the plug-in on a socket next to it.
+Theory. A manager listens on ``kubelet.sock`` in a directory, and the plugin on a socket next to it.
 ``Register`` names that socket, and the manager connects to it. A manager that starts removes all sockets of
 the directory and creates its own again (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go,
 CleanupPluginDirectory), and does not know earlier plug-ins. It does not connect again after its stream has
@@ -58,7 +58,7 @@ Identity = tuple[int, int, int]
 
 
 class RegistrationError(Exception):
-    """A manager has refused a plug-in, or does not answer."""
+    """A manager has refused a plugin, or does not answer."""
 
 
 def identity(path: Path) -> Identity | None:
@@ -71,7 +71,7 @@ def identity(path: Path) -> Identity | None:
 
 
 def register(manager: Path, endpoint: str, resource: str) -> None:
-    """Register a plug-in once.
+    """Register a plugin once.
 
     Args:
         manager: The socket of the manager.
@@ -139,7 +139,7 @@ class Registration:
 
 
 class PluginServer:
-    """Serves one plug-in until it is stopped."""
+    """Serves one plugin until it is stopped."""
 
     def __init__(
         self, plugin: DevicePlugin, directory: Path, telemetry: Telemetry, *, tick_s: float = TICK_S
@@ -196,7 +196,7 @@ class PluginServer:
                 return
 
     def _keep(self) -> None:
-        """Keep the socket open and the plug-in registered."""
+        """Keep the socket open and the plugin registered."""
         keys = {"resource": self._plugin.resource}
         while True:
             try:
@@ -229,7 +229,7 @@ class PluginServer:
 
 
 def serve(*plugins: DevicePlugin, directory: Path = DIRECTORY) -> None:
-    """Serve plug-ins until the process gets SIGTERM or SIGINT; call it in the main thread.
+    """Serve plugins until the process gets SIGTERM or SIGINT; call it in the main thread.
 
     Args:
         plugins: The plug-ins, each with another resource.

@@ -1,4 +1,4 @@
-"""For tests of device plug-ins: a stand-in for the device manager that plug-ins register with.
+"""For tests of device plugins: a stand-in for the device manager that plugins register with.
 
 A test needs no node, no root and no kubelet. A whole test::
 
@@ -54,7 +54,7 @@ def running(plugin: DevicePlugin, directory: Path, *, tick_s: float = 0.05) -> I
     """Serve a plug-in while the context lasts.
 
     Args:
-        plugin: The plug-in.
+        plugin: The plugin.
         directory: Where the manager listens.
         tick_s: Seconds between two checks for another manager.
     """
@@ -67,7 +67,7 @@ def running(plugin: DevicePlugin, directory: Path, *, tick_s: float = 0.05) -> I
 
 
 class DeviceManager:
-    """Listens for plug-ins and follows the devices of each, as kubelet does.
+    """Listens for plugins and follows the devices of each, as kubelet does.
 
     Attributes:
         registrations: The resources in the order in which plug-ins registered them.
@@ -96,7 +96,7 @@ class DeviceManager:
         self._forget()
 
     def restart(self) -> None:
-        """Forget all plug-ins, remove their sockets, and listen again."""
+        """Forget all plugins, remove their sockets, and listen again."""
         self._forget()
         for path in self._directory.iterdir():
             if path.is_socket():
@@ -105,7 +105,7 @@ class DeviceManager:
         self._socket.open()
 
     def wait_for(self, resource: str, *, healthy: int, limit_s: float = CALL_S) -> dict[str, PluginDevice]:
-        """Wait until a plug-in reports a number of healthy devices, and return all of them by id.
+        """Wait until a plugin reports a number of healthy devices, and return all of them by id.
 
         Args:
             resource: The resource.
@@ -140,7 +140,7 @@ class DeviceManager:
         """Return the fields that a container needs to use devices.
 
         Raises:
-            AssertionError: The plug-in refuses.
+            AssertionError: The plugin refuses.
         """
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         (answer,) = self._call(resource, "Allocate", request, pb.AllocateResponse).container_responses
@@ -156,7 +156,7 @@ class DeviceManager:
         """Make a plug-in prepare devices; return False if it did not request that call.
 
         Raises:
-            AssertionError: The plug-in refuses.
+            AssertionError: The plugin refuses.
         """
         if not self._options(resource).pre_start_required:
             return False
@@ -164,7 +164,7 @@ class DeviceManager:
         self._call(resource, "PreStartContainer", request, pb.PreStartContainerResponse)
         return True
 
-    # -- plug-ins -----------------------------------------------------------------------------------------
+    # -- plugins -----------------------------------------------------------------------------------------
 
     def _healthy(self, resource: str) -> int | None:
         devices = self._devices.get(resource)

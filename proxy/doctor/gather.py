@@ -90,7 +90,7 @@ class NodePaths(Struct, frozen=True):
     """Paths that are checked in addition to those of the configuration; a test uses other paths.
 
     Attributes:
-        nri: Plug-ins that the runtime starts.
+        nri: Plugins that the runtime starts.
         audit: The log of the kernel's audit.
         runc: Paths where runc may be; the first that exists counts.
         wall_clock: Seconds since the epoch.

@@ -61,7 +61,7 @@ def adopt(state: NodeState, found: ContainerFound) -> Plan:
     mems = named_memory_nodes(state, request)
     requested = structs.replace(request, cpuset_mems=str(mems)) if may_run else request
     current_cpus = parse_cpus(request.cpuset_cpus) if may_run else None
-    # A device that its plug-in has not allocated cannot be assigned to an existing container.
+    # A device that its plugin has not allocated cannot be assigned to an existing container.
     without_free_devices = structs.replace(state, devices=structs.replace(state.devices, registered={}))
     plan = place(
         without_free_devices,

@@ -79,7 +79,7 @@ class ReserveFirst(Struct, frozen=True):
 
 
 class AllocateFirst(Struct, frozen=True):
-    """Call Allocate of the device plug-ins first, then query the engine again."""
+    """Call Allocate of the device plugins first, then query the engine again."""
 
 
 class RecordFirst(Struct, frozen=True):

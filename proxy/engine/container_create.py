@@ -115,10 +115,10 @@ def place(
         token: Its id until the runtime has assigned one.
         allowed: CPUs that may be named; the online ones if None.
         current: CPUs that it runs on already; None for none. Exactly these it may own even beyond the limits.
-        preferred: What device plug-ins prefer.
+        preferred: What device plugins prefer.
 
     Raises:
-        PreferenceMissing: A device plug-in has to be queried first.
+        PreferenceMissing: A device plugin has to be queried first.
     """
     placement = _pooled_at_once(state, pod, name, request)
     if placement is not None:
@@ -204,7 +204,7 @@ class ContainerDraft(Struct, frozen=True):
         permitted: The pod with its permitted claim.
         name, request, token, attempt: As in ``place``.
         current: CPUs that it runs on already.
-        preferred: What device plug-ins prefer.
+        preferred: What device plugins prefer.
     """
 
     state: NodeState

@@ -126,7 +126,7 @@ class CreateRequested(Struct, frozen=True):
         attempt: Its attempt.
         request: The container's request.
         token: Its id until the runtime has assigned one.
-        preferred: What device plug-ins prefer, by container and resource; None if the plug-in has a
+        preferred: What device plugins prefer, by container and resource; None if the plugin has a
             preference and has not been queried.
     """
 
@@ -163,7 +163,7 @@ class CreateWithoutDevices(Struct, frozen=True):
 
 
 class DevicesAllocated(Struct, frozen=True):
-    """Device plug-ins have answered Allocate calls.
+    """Device plugins have answered Allocate calls.
 
     Attributes:
         pod_key: The pod.
@@ -179,7 +179,7 @@ class DevicesAllocated(Struct, frozen=True):
 
 
 class AllocateFailed(Struct, frozen=True):
-    """A device plug-in has refused Allocate, or not answered: the reserved devices are free again.
+    """A device plugin has refused Allocate, or not answered: the reserved devices are free again.
 
     Attributes:
         pod_key: The pod.

@@ -210,7 +210,7 @@ def container_is_back(state: NodeState, event: ContainerIsBack) -> tuple[NodeSta
 def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeState, NodeEffects]:
     """Place a container, or reject it; an earlier decision about the same create is withdrawn.
 
-    If a device plug-in has to be queried first, nothing changes, and the answer is that query.
+    If a device plugin has to be queried first, nothing changes, and the answer is that query.
     """
     before, first, withdrawn = state, NOTHING, ""
     if state.runtime.delegated:

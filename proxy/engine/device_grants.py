@@ -1,12 +1,12 @@
 """Rules for the devices that topoproxy assigns (``proxy.engine.handle``).
 
-A device plug-in registers a resource, and then reports its devices repeatedly. The state holds the
+A device plugin registers a resource, and then reports its devices repeatedly. The state holds the
 newest list (``NodeState.devices``), separately from the containers that hold devices. A device that is
 unhealthy or no longer reported is not assigned to a container; a container that holds it already keeps it.
 
-A create reserves devices when it is decided (``proxy.engine.container_create``). Then the plug-in is asked
+A create reserves devices when it is decided (``proxy.engine.container_create``). Then the plugin is asked
 what the container needs to use them (Allocate). Its answer is kept with the devices, because a container that
-starts again gets the same. If the plug-in refuses, the reservation ends.
+starts again gets the same. If the plugin refuses, the reservation ends.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def devices_imported(state: NodeState, event: DevicesImported) -> Handled:
 
 
 def devices_allocated(state: NodeState, event: DevicesAllocated) -> Handled:
-    """Keep the answers of plug-ins for devices that a container still holds.
+    """Keep the answers of plugins for devices that a container still holds.
 
     The pod may have lost its sandbox, and the devices with it, and hold other devices now; the answers do not
     apply to those.

@@ -2,7 +2,7 @@
 
 Devices are held under the pod's key and the container's name, so that a container that starts again, and the
 containers after an init container, find them. They are held until the pod has no sandbox any more. A device
-that is held without an answer of the plug-in is reserved: no other container gets it, and the reservation
+that is held without an answer of the plugin is reserved: no other container gets it, and the reservation
 ends with the call that made it. Only pods to which the plan is applied hold devices; for other pods, the
 placement shows the devices that they would have.
 """
@@ -30,7 +30,7 @@ class DeviceRecord(Struct, frozen=True):
 
     Attributes:
         ids: The devices.
-        answer: The plug-in's answer to Allocate; None if it has not answered.
+        answer: The plugin's answer to Allocate; None if it has not answered.
     """
 
     ids: tuple[str, ...]
@@ -45,7 +45,7 @@ def granted(state: NodeState, container: Container) -> NodeState:
     """Return the state in which a container holds the devices of its placement.
 
     The state is unchanged if the plan is not applied to the pod, or if the sandbox was removed while the
-    plug-in was queried for its preference.
+    plugin was queried for its preference.
     """
     devices, assigned = state.devices, container.placement.devices
     if not assigned or container.pod.sandbox_id not in state.pods or not applies_to(state, container.pod):
@@ -58,7 +58,7 @@ def granted(state: NodeState, container: Container) -> NodeState:
 
 
 def holds_all(state: NodeState, container: Container) -> bool:
-    """Return whether a container holds the devices of its placement, and their plug-ins have answered."""
+    """Return whether a container holds the devices of its placement, and their plugins have answered."""
     key, name = container.pod.key, container.name
     answered = state.devices.answers_of(key, name)
     return all(
@@ -98,7 +98,7 @@ def load_record(record: Mapping[str, Any]) -> PodDevices:
 def salvaged(record: Mapping[str, Any]) -> tuple[PodDevices, bool]:
     """Read the readable parts of a record that ``load_record`` rejects.
 
-    A damaged answer of a plug-in does not make the devices of a running container free.
+    A damaged answer of a plugin does not make the devices of a running container free.
 
     Returns:
         The devices, with an empty answer in place of an unreadable one, and whether all devices could be
@@ -127,7 +127,7 @@ def restored(devices: DeviceState, pods: Mapping[str, PodDevices], resources: tu
     """Return the device state with the devices that an earlier run of the daemon recorded.
 
     Devices that were reserved without an answer are free, because their container was never created. A
-    resource that was registered has no devices until its plug-in reports them again.
+    resource that was registered has no devices until its plugin reports them again.
 
     Args:
         devices: The device state of this run.

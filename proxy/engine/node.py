@@ -72,7 +72,7 @@ class Node:
         options: How CPUs are chosen.
         closest: kubelet's ``prefer-closest-numa-nodes``.
         reserved_memory: ``reservedMemory``, if memory is counted by NUMA node; None if it is not.
-        devices: Devices of a simulation, by resource and id; the devices of plug-ins are in the state.
+        devices: Devices of a simulation, by resource and id; the devices of plugins are in the state.
         node_reservation: CPUs that neither pools nor owners use (Koordinator's node reservation).
         system: CPUs for pods of class SYSTEM (Koordinator's system-qos-resource).
         system_cpus_exclusive: Whether no other container uses them.

@@ -268,7 +268,7 @@ class LedgerRead(Struct, frozen=True):
         lost: Tokens of the containers whose creates were in flight.
         at: When it was read.
         devices: The devices that pods held, by key of the pod.
-        resources: The resources of device plug-ins that were registered.
+        resources: The resources of device plugins that were registered.
         arriving: Tokens of the sandboxes whose RunPodSandbox another process is relaying.
         be_groups: Whether that run narrowed the cgroups of class BestEffort.
     """

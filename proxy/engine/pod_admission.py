@@ -103,10 +103,10 @@ def admit(
         state: The node as it is.
         pod: The pod; ``sandbox_id`` is a provisional id until the runtime has assigned one.
         total: The resources of the pod as a whole in the CRI call, and the devices of all its containers.
-        preferred: What device plug-ins prefer.
+        preferred: What device plugins prefer.
 
     Raises:
-        PreferenceMissing: A device plug-in has to be queried first.
+        PreferenceMissing: A device plugin has to be queried first.
     """
     if not decides_pod(state.node, pod):
         return PodAdmission(Verdict(), pod, state)

@@ -14,7 +14,7 @@ class SandboxRequested(Struct, frozen=True):
     Attributes:
         pod: Its pod; ``sandbox_id`` is a token until the runtime has named it.
         total: The request of the pod as a whole.
-        preferred: What device plug-ins prefer, as in ``CreateRequested``.
+        preferred: What device plugins prefer, as in ``CreateRequested``.
     """
 
     pod: Pod

@@ -77,7 +77,7 @@ def place_on_named_cpus(
     Raises:
         PlacementRejectedError: The container cannot have the CPUs and must not run without them, or another
             resource is missing.
-        PreferenceMissing: A device plug-in has to be queried first.
+        PreferenceMissing: A device plugin has to be queried first.
     """
     owner = pod.key if claimed.per_pod else pod.owner_key(name)
     ref = f"{pod.ref}/{name}"

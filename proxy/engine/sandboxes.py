@@ -35,7 +35,7 @@ from proxy.model.workload import POD_RECORD, Phase, Pod
 def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeState, NodeEffects]:
     """Decide on a pod before its sandbox is made; the resources set aside for it are taken at once.
 
-    If a device plug-in has to be queried first, nothing changes, and the answer is that query.
+    If a device plugin has to be queried first, nothing changes, and the answer is that query.
     """
     try:
         admission = admit(state, event.pod, event.total, event.preferred)

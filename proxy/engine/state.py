@@ -62,7 +62,7 @@ class NodeState(Struct, frozen=True):
         facts: The facts about other subjects: writes of other programs to cpusets, CFS quotas, memory
             nodes, partitions, BE suppression, kubelet's CPU manager; see ``NodeStateFacts``.
         enforcement: To which pods the plan is applied, if the mode is ``enforce``.
-        devices: The devices that device plug-ins report, and which containers hold them.
+        devices: The devices that device plugins report, and which containers hold them.
         blocked_cpus: CPUs that must not be chosen or named for a container, because containers of the pools
             run on them and cannot be moved. They stay in the pools. Set only while one create is decided
             again.

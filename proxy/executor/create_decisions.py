@@ -53,7 +53,7 @@ class CreateDecisions:
     def place_or_query(
         self, pod: Pod, name: str, attempt: int, request: Request, preferred: Preferences
     ) -> PlanDecided | QueryPreference:
-        """Decide as ``place`` does, or return the query that a device plug-in has to answer first."""
+        """Decide as ``place`` does, or return the query that a device plugin has to answer first."""
         began = time.perf_counter()
         token = self._context.token("call")
         requested = CreateRequested(pod, name, attempt, request, token, preferred)

@@ -1,4 +1,4 @@
-"""Queries device plug-ins: which devices they prefer, and what a container needs to use its devices.
+"""Queries device plugins: which devices they prefer, and what a container needs to use its devices.
 
 The order of a create is kubelet's: the devices are chosen and Allocate is called when the pod is admitted,
 and PreStartContainer right before CreateContainer (kubernetes v1.36, pkg/kubelet/cm/devicemanager/manager.go
@@ -6,7 +6,7 @@ and PreStartContainer right before CreateContainer (kubernetes v1.36, pkg/kubele
 three happen before the container's create is forwarded:
 
     decide (the devices are already taken in the state; a preference is requested before)
-    -> Allocate, for resources whose plug-ins have not answered for this container before
+    -> Allocate, for resources whose plugins have not answered for this container before
     -> ledger: the devices and the answers
     -> PreStartContainer
     -> hooks, reservation of CPUs, forward
@@ -36,7 +36,7 @@ from proxy.model.workload import Container, Pod, Request
 
 Answers = Mapping[str, AllocateAnswer]
 Wanted = tuple[tuple[str, tuple[str, ...]], ...]
-"""Devices to request from plug-ins, by resource."""
+"""Devices to request from plugins, by resource."""
 Preferred = dict[tuple[str, str], tuple[str, ...] | None]
 
 
@@ -52,11 +52,11 @@ class DeviceGrants:
         worker: Worker,
         kubelet: KubeletAllocations | None = None,
     ) -> None:
-        """Prepare; no plug-in is called yet.
+        """Prepare; no plugin is called yet.
 
         Args:
             context: The node.
-            plugins: The device plug-ins.
+            plugins: The device plugins.
             creates: Decides creates.
             sandboxes: Decides pods as a whole.
             worker: Reads files.
@@ -91,7 +91,7 @@ class DeviceGrants:
             )
 
     async def place(self, pod: Pod, name: str, attempt: int, request: Request) -> PlanDecided:
-        """Decide a create, with what plug-ins prefer."""
+        """Decide a create, with what plugins prefer."""
         preferred = self._unread_preferences(pod, name)
         while True:
             decided = self._creates.place_or_query(pod, name, attempt, request, preferred)
@@ -101,7 +101,7 @@ class DeviceGrants:
             pod = self._context.state.current_pod(pod)
 
     async def admit(self, pod: Pod, total: Request) -> PodDecided:
-        """Decide a pod as a whole, with what plug-ins prefer."""
+        """Decide a pod as a whole, with what plugins prefer."""
         preferred = self._unread_preferences(pod)
         while True:
             decided = self._sandboxes.admit_or_query(pod, total, preferred)
@@ -110,13 +110,13 @@ class DeviceGrants:
             await self._query(decided, preferred)
 
     async def prepare(self, container: Container) -> Answers:
-        """Query plug-ins for what a container needs to use the devices that are reserved for it.
+        """Query plugins for what a container needs to use the devices that are reserved for it.
 
         Returns:
             The answers, by resource.
 
         Raises:
-            DevicePluginError: A plug-in has not answered, or the ledger cannot be written.
+            DevicePluginError: A plugin has not answered, or the ledger cannot be written.
         """
         key, name = container.pod.key, container.name
         wanted = tuple(self._context.state.devices.unanswered(key, name).items())
@@ -137,7 +137,7 @@ class DeviceGrants:
         return answers
 
     def close(self) -> None:
-        """Stop waiting for plug-ins."""
+        """Stop waiting for plugins."""
         for task in self._allocating.values():
             task.cancel()
 
@@ -164,7 +164,7 @@ class DeviceGrants:
         return context.state.devices.answers_of(key, name)
 
     def _unread_preferences(self, pod: Pod, name: str = "") -> Preferred:
-        """Return the resources of a container, or of all, whose plug-ins have a preference to read."""
+        """Return the resources of a container, or of all, whose plugins have a preference to read."""
         return {
             (container.name, resource): None
             for container in (pod.requests.containers if pod.requests else ())
@@ -175,7 +175,7 @@ class DeviceGrants:
         }
 
     async def _query(self, question: QueryPreference, preferred: Preferred) -> None:
-        """Query a plug-in; one that has no preference, or fails, is not queried again for this call."""
+        """Query a plugin; one that has no preference, or fails, is not queried again for this call."""
         answer = await self._plugins.preferred(
             question.resource, question.available, question.must_include, question.size
         )

@@ -1,15 +1,15 @@
 """A resource has one manager: if kubelet or a DRA driver manages it, topoproxy does not manage it too.
 
-Two managers that know the same device give it to two containers. So a device plug-in is refused if kubelet
-can assign devices of its resource (because the plug-in registered with both), or if a DRA driver has prepared
-one of its devices for a claim. Both are checked when a plug-in registers, and every ``PERIOD_S`` afterwards.
-If a later check finds a conflict, the resource is withdrawn, and the plug-in is refused until the other
+Two managers that know the same device give it to two containers. So a device plugin is refused if kubelet
+can assign devices of its resource (because the plugin registered with both), or if a DRA driver has prepared
+one of its devices for a claim. Both are checked when a plugin registers, and every ``PERIOD_S`` afterwards.
+If a later check finds a conflict, the resource is withdrawn, and the plugin is refused until the other
 manager has given the resource up. Containers keep the devices that they have.
 
-A refusal is shown until the other manager has given the resource up, or its plug-in is gone: nothing has
-listened on the plug-in's socket for ``GONE_S``.
+A refusal is shown until the other manager has given the resource up, or its plugin is gone: nothing has
+listened on the plugin's socket for ``GONE_S``.
 
-Devices that kubelet has assigned but can no longer assign, for example because the plug-in has ended, are not
+Devices that kubelet has assigned but can no longer assign, for example because the plugin has ended, are not
 a conflict: that is how a resource moves from kubelet to topoproxy. If kubelet is not queried
 (``kubelet.podResources``), no conflict is known. While kubelet does not answer, the known conflicts stay.
 """
@@ -31,7 +31,7 @@ PERIOD_S: Final = 30.0
 LISTED_S: Final = 1.0
 """Seconds within which the first list of a resource is detected."""
 GONE_S: Final = 600.0
-"""Seconds after which a refused plug-in counts as gone. When a plug-in ends, kubelet restarts it after at
+"""Seconds after which a refused plugin counts as gone. When a plugin ends, kubelet restarts it after at
 most 300 s."""
 PROBLEM: Final = "cannot manage a resource that has another manager"
 
@@ -94,18 +94,18 @@ class OtherManagers:
         self._read = read
         self._withdraw = withdraw
         self._refused: dict[str, str] = {}
-        self._ids: dict[str, Collection[str]] = {}  # devices of refused resources: no plug-in lists them
+        self._ids: dict[str, Collection[str]] = {}  # devices of refused resources: no plugin lists them
         self._compared: set[str] = set()
         self._listens = listens
-        self._sockets: dict[str, Path] = {}  # of the plug-ins that registered last
-        self._seen: dict[str, float] = {}  # when a refused plug-in was there last
+        self._sockets: dict[str, Path] = {}  # of the plugins that registered last
+        self._seen: dict[str, float] = {}  # when a refused plugin was there last
 
     def page(self) -> list[dict[str, object]]:
         """Return the resources that are refused, with the reasons."""
         return [{"resource": name, "reason": reason} for name, reason in sorted(self._refused.items())]
 
     async def conflict(self, resource: str, socket: Path) -> str:
-        """Return why a plug-in that registers a resource at a socket is refused; empty if it is not."""
+        """Return why a plugin that registers a resource at a socket is refused; empty if it is not."""
         elsewhere = await asyncio.to_thread(self._read)
         self._sockets[resource] = socket
         self._seen.pop(resource, None)
@@ -146,7 +146,7 @@ class OtherManagers:
                 await self._forget_if_gone(resource)
 
     async def _forget_if_gone(self, resource: str) -> None:
-        """End the refusal of a resource whose plug-in has not been there for long."""
+        """End the refusal of a resource whose plugin has not been there for long."""
         now, socket = self._node.clock(), self._sockets.get(resource)
         if socket is not None and await asyncio.to_thread(self._listens, socket):
             self._seen[resource] = now

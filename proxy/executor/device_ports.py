@@ -1,4 +1,4 @@
-"""What the executor needs from device plug-ins. Calls are made on the event loop, each with a deadline."""
+"""What the executor needs from device plugins. Calls are made on the event loop, each with a deadline."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from proxy.model.devices import AllocateAnswer
 
 
 class DevicePluginError(Exception):
-    """A device plug-in cannot do what was requested.
+    """A device plugin cannot do what was requested.
 
     Attributes:
-        resource: The resource of the plug-in.
-        message: The cause, with the plug-in and, if it did not answer, the deadline.
+        resource: The resource of the plugin.
+        message: The cause, with the plugin and, if it did not answer, the deadline.
     """
 
     def __init__(self, resource: str, message: str) -> None:
@@ -35,7 +35,7 @@ class KubeletAllocations(Protocol):
 
 
 class DevicePlugins(Protocol):
-    """The device plug-ins of the node, by resource.
+    """The device plugins of the node, by resource.
 
     The list of devices is not requested. Whenever the devices of a resource change, the implementation passes
     the event ``DevicesChanged`` with all of them to the store, at most once for each change, on the event
@@ -43,15 +43,15 @@ class DevicePlugins(Protocol):
     """
 
     def offers_preference(self, resource: str) -> bool:
-        """Return whether the plug-in of a resource answers ``preferred``."""
+        """Return whether the plugin of a resource answers ``preferred``."""
 
     def needs_pre_start(self, resource: str) -> bool:
-        """Return whether the plug-in of a resource must be called with ``pre_start`` before each create."""
+        """Return whether the plugin of a resource must be called with ``pre_start`` before each create."""
 
     async def preferred(
         self, resource: str, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
-        """Ask a plug-in which devices it prefers (GetPreferredAllocation).
+        """Ask a plugin which devices it prefers (GetPreferredAllocation).
 
         Args:
             resource: The resource.
@@ -60,19 +60,19 @@ class DevicePlugins(Protocol):
             size: How many ids are wanted in all.
 
         Returns:
-            The ids; empty if the plug-in has no preference or the call has failed.
+            The ids; empty if the plugin has no preference or the call has failed.
         """
 
     async def allocate(self, resource: str, ids: tuple[str, ...]) -> AllocateAnswer:
-        """Ask a plug-in what a container needs to use devices (Allocate).
+        """Ask a plugin what a container needs to use devices (Allocate).
 
         Raises:
-            DevicePluginError: The plug-in has refused, has gone, or has not answered in time.
+            DevicePluginError: The plugin has refused, has gone, or has not answered in time.
         """
 
     async def pre_start(self, resource: str, ids: tuple[str, ...]) -> None:
-        """Make a plug-in prepare the devices of a container before its create (PreStartContainer).
+        """Make a plugin prepare the devices of a container before its create (PreStartContainer).
 
         Raises:
-            DevicePluginError: The plug-in has refused, has gone, or has not answered in time.
+            DevicePluginError: The plugin has refused, has gone, or has not answered in time.
         """

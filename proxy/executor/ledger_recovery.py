@@ -65,7 +65,7 @@ class LedgerRecovery:
             owner_moves: Takes the records of moves.
             cgroup_locator: Takes what was known of cgroups.
             partitions: Takes the records of partitions; None if there are none.
-            has_devices: Whether there are device plug-ins, so that their records are read.
+            has_devices: Whether there are device plugins, so that their records are read.
         """
         self._context = context
         self._call_tracker = call_tracker
@@ -120,7 +120,7 @@ class LedgerRecovery:
         """Return the devices that pods held, and the resources that were registered."""
         found, resources = dict[str, PodDevices](), list[str]()
         if not self._has_devices:
-            return found, ()  # without device plug-ins nothing could use them
+            return found, ()  # without device plugins nothing could use them
         for key, value in entries.items():
             if key.startswith(DEVICE_RESOURCE_RECORD):
                 resources.append(key.removeprefix(DEVICE_RESOURCE_RECORD))

@@ -89,7 +89,7 @@ class Ports(Struct, frozen=True):
         write_events: What the kernel reports about writes to cpusets.
         partitions: The kernel's partitions.
         partition_kind: ``root`` or ``isolated``; empty to end the partitions of an earlier run.
-        device_plugins: The device plug-ins whose devices topoproxy assigns.
+        device_plugins: The device plugins whose devices topoproxy assigns.
         kubelet_devices: The devices that kubelet's device manager has assigned.
     """
 

@@ -56,7 +56,7 @@ class Sandboxes:
     def admit_or_query(
         self, pod: Pod, total: Request, preferred: Preferences
     ) -> PodDecided | QueryPreference:
-        """Decide as ``admit`` does, or return the query that a device plug-in has to answer first."""
+        """Decide as ``admit`` does, or return the query that a device plugin has to answer first."""
         context = self._context
         token = context.token("pod")
         context.bad_input.report_defects(pod)

@@ -1,4 +1,4 @@
-"""Names of extended resources, and the answers of device plug-ins to Allocate."""
+"""Names of extended resources, and the answers of device plugins to Allocate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DeviceMount(Struct, frozen=True):
 
 
 class AllocateAnswer(Struct, frozen=True):
-    """The additions of one plug-in to the request of a container.
+    """The additions of one plugin to the request of a container.
 
     Attributes:
         envs: Environment variables by name.
@@ -56,10 +56,10 @@ class AllocateAnswer(Struct, frozen=True):
 
 
 class DeviceField(Struct, frozen=True):
-    """A field of a create's message that a device plug-in has set.
+    """A field of a create's message that a device plugin has set.
 
     Attributes:
-        plugin: The plug-in, as messages name it.
+        plugin: The plugin, as messages name it.
         value: A variable's or an annotation's text; of a mount the path on the host and whether it is
             read-only; of a device file the path on the host and the permissions.
     """

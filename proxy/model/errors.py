@@ -105,4 +105,4 @@ class HookError(TopoproxyError):
 
 
 class DeviceConflictError(TopoproxyError):
-    """The additions of a device plug-in contradict the container's request or another plug-in."""
+    """The additions of a device plugin contradict the container's request or another plugin."""

@@ -1,7 +1,7 @@
 """Reports which container has which device, if the daemon knows it: the page for ``topoproxy devices``.
 
 There are four sources. kubelet's pod-resources API lists all devices of its plugins that can be assigned
-(healthy ones), and all containers with their devices and claims. The state has the devices of plug-ins that
+(healthy ones), and all containers with their devices and claims. The state has the devices of plugins that
 registered with topoproxy, and their containers. The requests of containers name device files and CDI devices;
 they are queried only if that can change a decision, so the page lists only some of these devices. The history
 has the same for containers of the past.

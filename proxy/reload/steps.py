@@ -133,7 +133,7 @@ def hooks_step(current: Callable[[], DaemonHooks | None]) -> LiveStep:
 
 
 def device_plugins_step(current: Callable[[], DevicePluginService | None]) -> LiveStep:
-    """Return the step of device plug-ins.
+    """Return the step of device plugins.
 
     Args:
         current: Returns the part that serves them; None if there is none.

@@ -1,4 +1,4 @@
-"""Our own gRPC channels to unix sockets: kubelet, the runtime, device plug-ins and hook servers.
+"""Our own gRPC channels to unix sockets: kubelet, the runtime, device plugins and hook servers.
 
 grpc is imported at the first call. A server that comes back is detected within a second; by default, grpc
 waits up to two minutes.

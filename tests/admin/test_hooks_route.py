@@ -32,7 +32,7 @@ def pages(config: str = "", hooks: DaemonHooks | None = None) -> Pages:
         ("hooks: {enabled: false}", "hooks are off (hooks.enabled)"),
     ],
 )
-def test_the_reason_is_reported_where_no_hooks_are_called(config: str, note: str) -> None:
+def test_the_reason_is_reported_if_no_hooks_are_called(config: str, note: str) -> None:
     assert pages(config).hooks() == {"schema": "topoproxy-hooks-list/1", "hooks": [], "note": note}
     assert "hooks" not in pages(config).status()
 

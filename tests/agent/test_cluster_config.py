@@ -430,7 +430,7 @@ def test_a_node_that_permits_nothing_reads_its_node_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("with_directory", [True, False])
-def test_reports_of_an_earlier_run_are_removed_where_nothing_is_permitted_any_more(
+def test_reports_of_an_earlier_run_are_removed_if_nothing_is_permitted_any_more(
     world: World, with_directory: bool
 ) -> None:
     async def reports() -> None:

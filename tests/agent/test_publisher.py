@@ -163,7 +163,7 @@ def test_the_format_of_the_topology_object(
     publish(test, settings, groups)
 
 
-def test_the_form_of_nfd_is_not_written_where_its_version_is_not_served(
+def test_the_form_of_nfd_is_not_written_if_its_version_is_not_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(publisher, "DISCOVER_S", 20.0)
@@ -504,7 +504,7 @@ def test_annotations_of_an_earlier_run_are_removed_when_the_node_is_released() -
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_annotations_of_an_earlier_run_are_removed_where_they_are_turned_off(is_silent: bool) -> None:
+def test_annotations_of_an_earlier_run_are_removed_if_they_are_turned_off(is_silent: bool) -> None:
     ours = json.dumps({"cpuset": "2-3", CHOSEN_BY: THIS_NODE})
 
     async def test(it: Published) -> None:
@@ -819,7 +819,7 @@ def test_an_api_server_that_refuses_to_list_its_apis_is_reported(monkeypatch: py
     ],
 )
 @pytest.mark.parametrize("manager", ["topoproxy", "nfd-topology-updater"])
-def test_an_object_of_an_earlier_run_is_removed_where_it_is_turned_off(
+def test_an_object_of_an_earlier_run_is_removed_if_it_is_turned_off(
     settings: str, collection: str, other: str, manager: str
 ) -> None:
     async def test(it: Published) -> None:
@@ -890,7 +890,7 @@ def test_an_object_that_is_turned_off_and_that_may_not_be_read_is_left(
 
 
 @pytest.mark.parametrize("has_condition", [True, False])
-def test_the_condition_of_an_earlier_run_is_removed_where_it_is_turned_off(has_condition: bool) -> None:
+def test_the_condition_of_an_earlier_run_is_removed_if_it_is_turned_off(has_condition: bool) -> None:
     async def test(it: Published) -> None:
         conditions = [{"type": "TopologyPlacement", "status": "True"}] if has_condition else []
         it.api.put(NODES, "n1", metadata={"uid": "node-uid"}, status={"conditions": conditions})

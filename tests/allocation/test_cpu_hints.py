@@ -87,7 +87,7 @@ def test_a_family_stands_for_the_same_hints(case: tuple[list[int], int, int, int
     st.integers(1, 12),
     st.integers(1, 6),
 )
-def test_cores_count_where_cpus_must_be_on_different_ones(
+def test_cores_count_if_cpus_must_be_on_different_ones(
     threads: list[list[int]], free: int, reuse: int, request: int, cores: int
 ) -> None:
     """Listed or as a family; ``threads`` are those of each core, by node."""

@@ -70,7 +70,7 @@ def owned(state: CpuState, uid: str = "pod") -> dict[str, str]:
         (["0-1", "2-3", "4", "5"], "2-5", 2, "0-1"),
     ],
 )
-def test_full_pcpus_only_splits_no_core_where_cores_differ_in_size(
+def test_full_pcpus_only_splits_no_core_if_cores_differ_in_size(
     cores: list[str], reserved: str, count: int, found: str, distribute: bool, affinity: Mask | None
 ) -> None:
     options = CpuOptions(full_pcpus_only=True, distribute_cpus_across_numa=distribute)

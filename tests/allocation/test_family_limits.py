@@ -101,7 +101,7 @@ def test_only_nodes_that_share_an_amount_are_kept_apart() -> None:
     assert _Pool(range(7), [shared], 1 << 1).apart == {4, 5}, "what the base has is nowhere else"
 
 
-def test_a_floor_is_kept_where_the_lower_nodes_are_enough_before_it_is_reached() -> None:
+def test_a_floor_is_kept_if_the_lower_nodes_are_enough_before_it_is_reached() -> None:
     demand = amounts(10, 0, 0, 1, 6, 6, 10)
     assert [best_mask(range(6), [demand], floor=floor) for floor in range(1, 7)] == [
         0b100000,
@@ -224,7 +224,7 @@ def test_the_whole_family_stays_known() -> None:
     assert (entry.hints, entry.family) == (window(2), None)
 
 
-def test_masks_as_good_as_the_first_come_with_it_where_distances_decide() -> None:
+def test_masks_as_good_as_the_first_come_with_it_when_distances_decide() -> None:
     def agreed(*families: Family) -> list[str]:
         (answer,) = listable([{str(i): f for i, f in enumerate(families)}], closest=True)
         assert answer is not None

@@ -110,7 +110,7 @@ def test_how_families_are_intersected() -> None:
         assert way(set(range(60)), set(range(60)), sixteen << 1 | 1) == ["_divided"]
 
 
-def test_a_division_stops_where_there_is_too_much() -> None:
+def test_a_division_stops_when_there_is_too_much() -> None:
     wide = {(1 << 60) - 1 ^ 1 << n for n in range(60)}
     assert 100 < len(meet(wide, wide, (1 << 60) - 1, most=100)) <= 160
     assert len(meet(wide, wide, (1 << 60) - 1, most=60 * 61 // 2)) == 60 * 61 // 2

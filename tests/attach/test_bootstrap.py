@@ -46,7 +46,7 @@ def test_the_script_attaches_once_both_units_run(
 
 
 @pytest.mark.skipif(Path("/run/systemd/system").exists(), reason="systemd runs")
-def test_the_script_fails_at_once_where_systemd_does_not_run(tmp_path: Path) -> None:
+def test_the_script_fails_at_once_if_systemd_does_not_run(tmp_path: Path) -> None:
     systemctl = tmp_path / "systemctl"
     systemctl.write_text('#!/bin/sh\necho "System has not been booted with systemd" >&2\nexit 1\n')
     systemctl.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The measurements of device plug-ins with the real daemon, and the invariants while they misbehave."""
+"""The measurements of device plugins with the real daemon, and the invariants while they misbehave."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ def test_a_name_that_the_output_cannot_encode_is_escaped(encoding: str, shown: b
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "iso-8859-1"])
-def test_json_stays_valid_where_the_output_cannot_encode_a_name(encoding: str, tmp_path: Path) -> None:
+def test_json_stays_valid_if_the_output_cannot_encode_a_name(encoding: str, tmp_path: Path) -> None:
     (tmp_path / NAME).write_text("mode: loud\n")
     result = escaped(["doctor", "--json", "--config", NAME], tmp_path, f"{encoding}:strict")
     assert (result.returncode, result.stderr) == (1, b"")

@@ -178,7 +178,7 @@ def topology_match(
 
 
 def volcano(plane: ControlPlane, *arguments: str) -> ReaderScheduler:
-    """Volcano's scheduler with the plug-in numa-aware."""
+    """Volcano's scheduler with the plugin numa-aware."""
     numa = {"name": "numa-aware", "arguments": {"weight": 10}}
     first, second = (
         ("priority", "gang", "conformance"),

@@ -77,7 +77,7 @@ def test_the_policy_names_the_scheduler_of_pods_that_ask_for_alignment(bed: Sche
     bed.plane.merge(
         "/api/v1/namespaces/fleet", {"metadata": {"labels": {"topoproxy.io/scheduler": "aligned"}}}
     )
-    time.sleep(1)  # until the admission plug-in has seen the label and the policy
+    time.sleep(1)  # until the admission plugin has seen the label and the policy
     names = {}
     for name, fields in (
         ("plain", {}),

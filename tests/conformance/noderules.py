@@ -8,7 +8,7 @@ from typing import Any
 from proxy.model.idset import CpuSet
 from proxy.pools.published_pools import NodePool
 from tests.conformance.cases import BadCaseError, Case
-from tests.oracles.koordinator_hook import Asker
+from tests.oracles.koordinator_hook import HookedPod
 from tests.oracles.koordinator_rule import NodeRule
 
 
@@ -47,7 +47,7 @@ def shown_rule(of: NodeRule | None) -> dict[str, object] | None:
     }
 
 
-def asker(raw: Mapping[str, Any], parent: str | None = None) -> Asker:
+def hooked_pod(raw: Mapping[str, Any], parent: str | None = None) -> HookedPod:
     """Read a request, or a pod.
 
     Args:
@@ -55,7 +55,7 @@ def asker(raw: Mapping[str, Any], parent: str | None = None) -> Asker:
     """
     labels = raw.get("pod_labels") or raw.get("labels") or {}
     annotations = raw.get("pod_annotations") or raw.get("annotations") or {}
-    return Asker.of(labels, annotations, raw.get("cgroup_parent") or parent or "")
+    return HookedPod.of(labels, annotations, raw.get("cgroup_parent") or parent or "")
 
 
 def pods(case: Case, name: str = "pods") -> Sequence[Mapping[str, Any]]:

@@ -56,7 +56,7 @@ def test_at_80_columns():
     assert row(text, "old").endswith("gone")
 
 
-def test_memory_nodes_are_shown_where_there_is_room():
+def test_memory_nodes_are_shown_if_there_is_room():
     assert row(drawn(120), "web").endswith("0-15 → 0-1,4-15 mem 0-1")
 
 

@@ -67,7 +67,7 @@ def rules(values: list[dict[str, Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("file", [AGENT / "daemonset.yaml", CHART / "templates/daemonset.yaml"], ids=str)
-def test_the_agent_starts_where_only_drop_ins_are(file: Path, tmp_path: Path) -> None:
+def test_the_agent_starts_with_drop_ins_alone(file: Path, tmp_path: Path) -> None:
     (line,) = [line for line in file.read_text().splitlines() if line.strip().startswith("command:")]
     program, name, *options = yaml.safe_load(line)["command"]
     assert (program, name) == ("topoproxy", "agent")

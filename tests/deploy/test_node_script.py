@@ -426,7 +426,7 @@ def without_dpkg(node: Node) -> str:
 
 
 @pytest.mark.parametrize(("left", "code"), [("", 0), ("ledger.jsonl", 1)])
-def test_absent_succeeds_with_rpm_where_the_state_directory_is_a_mount_point(
+def test_absent_succeeds_with_rpm_if_the_state_directory_is_a_mount_point(
     node: Node, left: str, code: int
 ) -> None:
     """The kernel refuses to remove a mount point: rm empties it and fails. Files that stay are a failure."""
@@ -546,7 +546,7 @@ def test_an_installer_that_is_done_ends_at_a_signal(node: Node) -> None:
 
 
 @pytest.mark.parametrize("node", ["sh"], indirect=True)  # busybox runs its own sleep
-def test_an_installer_ends_where_its_child_misses_the_signal(node: Node) -> None:
+def test_an_installer_ends_if_its_child_misses_the_signal(node: Node) -> None:
     sleep = node.directory / "image/sleep"
     sleep.unlink()
     sleep.write_text(

@@ -1,4 +1,4 @@
-"""Plug-ins made with the kit, registered with the stand-in for a device manager."""
+"""Plugins made with the kit, registered with the stand-in for a device manager."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_manager_sees_devices_with_their_nodes_and_what_a_container_needs(
         )
 
 
-def test_optional_methods_are_called_where_the_author_defines_them(
+def test_optional_methods_are_called_if_the_author_defines_them(
     manager: DeviceManager, tmp_path: Path
 ) -> None:
     with running(Cards(), tmp_path):

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build the sample device plug-in of Kubernetes (test/images/sample-device-plugin), unmodified, outside of the source
+# Build the sample device plugin of Kubernetes (test/images/sample-device-plugin), unmodified, outside of the source
 # tree.
 #
 #   sh tests/e2e/build_sample_plugin.sh
@@ -10,7 +10,7 @@
 set -eu
 
 version=${KUBERNETES:-v1.36.2}
-what="the sample device plug-in of Kubernetes $version"
+what="the sample device plugin of Kubernetes $version"
 limit=${TOPOPROXY_SAMPLE_PLUGIN_LIMIT:-900}
 directory=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/topoproxy/sample-device-plugin-$version
 plugin=${TOPOPROXY_SAMPLE_PLUGIN:-$directory/sample-device-plugin}

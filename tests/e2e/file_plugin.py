@@ -1,4 +1,4 @@
-"""A device plug-in whose devices are files, so that a test in another process can control it.
+"""A device plugin whose devices are files, so that a test in another process can control it.
 
     python file_plugin.py DIRECTORY SOCKETS RESOURCE
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install the dependencies of the end-to-end tests: a container runtime, static tools for images, CNI plug-ins.
+# Install the dependencies of the end-to-end tests: a container runtime, static tools for images, CNI plugins.
 #
 #   sh tests/e2e/install.sh [PACKAGE...]
 #

@@ -1,4 +1,4 @@
-"""The sample device plug-in of Kubernetes, unmodified."""
+"""The sample device plugin of Kubernetes, unmodified."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Devices of plug-ins that registered with the daemon, in containers of a real containerd.
+"""Devices of plugins that registered with the daemon, in containers of a real containerd.
 
-One plug-in uses the device plug-in kit and runs as a process; the other is the unmodified sample device
-plug-in of Kubernetes. The path of kubelet's socket is a constant in the sample, so it runs in a mount
+One plugin uses the device plugin kit and runs as a process; the other is the unmodified sample device
+plugin of Kubernetes. The path of kubelet's socket is a constant in the sample, so it runs in a mount
 namespace in which the daemon's directory is mounted there.
 """
 
@@ -40,7 +40,7 @@ PATIENCE_S = float(os.environ.get("TOPOPROXY_PATIENCE_S") or 30)
 
 @dataclass
 class Plugin:
-    """The plug-in of ``file_plugin.py``, with its devices."""
+    """The plugin of ``file_plugin.py``, with its devices."""
 
     directory: Path
     sockets: Path
@@ -73,7 +73,7 @@ class Plugin:
         self.process.wait(10)
 
     def hold(self) -> None:
-        """Make the plug-in wait in the next Allocate."""
+        """Make the plugin wait in the next Allocate."""
         (self.directory / "held").unlink(missing_ok=True)
         (self.directory / "hold").touch()
 
@@ -87,12 +87,12 @@ class Plugin:
 
 @dataclass
 class DeviceNodes:
-    """A daemon with a stand-in for kubelet, a plug-in, and the containers of a test.
+    """A daemon with a stand-in for kubelet, a plugin, and the containers of a test.
 
     Attributes:
         node: The daemon and its containers.
         kubelet: The server from which the daemon reads the pods.
-        plugin: The plug-in.
+        plugin: The plugin.
     """
 
     node: Node
@@ -327,7 +327,7 @@ def test_a_daemon_killed_while_the_runtime_creates_the_container_loses_no_device
         request = devices.node.cri.create_request(pod)
         # gRPC cancels a call without references, so keep one.
         call = devices.node.cri.method("CreateContainer").future(request, timeout=PATIENCE_S)
-        wait_for("the plug-in's answer", (devices.plugin.directory / "allocated").exists, limit=PATIENCE_S)
+        wait_for("the plugin's answer", (devices.plugin.directory / "allocated").exists, limit=PATIENCE_S)
         time.sleep(0.5)
         devices.node.daemon.kill9()
         assert call.code() is grpc.StatusCode.UNAVAILABLE
@@ -349,12 +349,12 @@ def test_a_daemon_killed_before_a_pod_is_removed_loses_no_device(devices: Device
     check_all_allocated_once(devices)
 
 
-# The sample plug-in of Kubernetes.
+# The sample plugin of Kubernetes.
 
 
 @pytest.fixture(scope="module")
 def sample(bed: Bed) -> Path:
-    """The path of the sample plug-in."""
+    """The path of the sample plugin."""
     return built_sample_plugin()
 
 
@@ -398,7 +398,7 @@ def test_devices_of_the_kubernetes_sample_plugin_are_allocated_once(
 def test_the_kubernetes_sample_plugin_registers_again_after_a_kill_of_the_daemon(
     devices: DeviceNodes, sample: Path, tmp_path: Path
 ) -> None:
-    """The plug-in watches kubelet.sock, and registers ten seconds after its creation."""
+    """The plugin watches kubelet.sock, and registers ten seconds after its creation."""
     with sampled(sample, devices.plugin.sockets, tmp_path / "sample.log"):
         devices.served(2, SAMPLE)
         running = devices.run("a", 1, SAMPLE)

@@ -224,7 +224,7 @@ def test_pools_on_crio(scenario: Scenario, crio: Path, kind: str) -> None:
     scenario.ends_well(kind, "vm_crio.py vm_pools.py", carried=carried)
 
 
-def test_pools_where_some_controllers_are_on_v2(scenario: Scenario) -> None:
+def test_pools_when_some_controllers_are_on_v2(scenario: Scenario) -> None:
     """Some controllers are on v2 only: the daemon must use cpuset, cpu and memory of v1."""
     mixed = VirtualMachine(kernel="cgroup_no_v1=blkio,hugetlb,pids")
     scenario.ends_well("hybrid-cgroupfs", "vm_pools.py", mixed)
@@ -394,7 +394,7 @@ def test_attach_in_each_layout(scenario: Scenario, kind: str) -> None:
 
 @pytest.fixture
 def plugins() -> list[Path]:
-    """The programs of the device plug-ins."""
+    """The programs of the device plugins."""
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
     return [built_sample_plugin(), HERE / "file_plugin.py", REPO / "examples/network_vfs.py"]

@@ -1,8 +1,8 @@
-"""The scenario of devices beside a real kubelet that has device plug-ins too, in a machine of 4 NUMA nodes.
+"""The scenario of devices beside a real kubelet that has device plugins too, in a machine of 4 NUMA nodes.
 
-kubelet's CPU, memory and topology managers are off; its device manager is on. Two plug-ins register with
+kubelet's CPU, memory and topology managers are off; its device manager is on. Two plugins register with
 kubelet: virtual functions, two on each node, and the sample of Kubernetes, which reports no nodes. One
-plug-in registers with topoproxy. Under ``single-numa-node`` a pod's CPUs, memory and devices of topoproxy are
+plugin registers with topoproxy. Under ``single-numa-node`` a pod's CPUs, memory and devices of topoproxy are
 on the node of the devices that kubelet allocated. Then each resource is registered with both managers, and
 daemon and kubelet are restarted. topoproxy must not change kubelet's sockets and checkpoint.
 
@@ -74,7 +74,7 @@ def plug_in_cards() -> None:
 
 
 def vfs_plugin(directory: Path) -> list[str]:
-    """Return the command of the plug-in for virtual functions."""
+    """Return the command of the plugin for virtual functions."""
     place = ["--sysfs-root", str(PCI.parents[2]), "--directory", str(directory)]
     return [sys.executable, "network_vfs.py", "--resource", VF, *place]
 
@@ -119,7 +119,7 @@ def kubelet_allocations() -> dict[str, dict[str, set[str]]]:
 
 
 def kubelets_files() -> dict[str, object]:
-    """Return the files in kubelet's plug-in directory, its checkpoint, and the number of registrations.
+    """Return the files in kubelet's plugin directory, its checkpoint, and the number of registrations.
 
     Waits until kubelet has written nothing there for a second. kubelet writes its checkpoint shortly after it
     lists the devices, to a temporary file that it renames.
@@ -177,7 +177,7 @@ def check_aligned(bed: Bed, pod: str) -> Mask:
     vfs = environment(bed, pod, "PCIDEVICE_EXAMPLE_COM_VF")
     assert kubelet_allocations()[pod] == {VF: vfs}, (pod, kubelet_allocations(), vfs)
     home = Mask({VFS[name] for name in vfs})
-    assert len(home) == 1, f"kubelet asks the plug-in, which prefers functions of one card: {vfs}"
+    assert len(home) == 1, f"kubelet asks the plugin, which prefers functions of one card: {vfs}"
     assert (nodes_of(place.cpus), place.mems) == (home, home), f"{pod}: {place}, {vfs}"
     cards = {card for card, containers in holders().items() if containers == [f"default/{pod}-bed/main"]}
     assert {DEVICES[card] for card in cards} <= set(home), f"{pod}: {cards}, {vfs}"
@@ -222,11 +222,11 @@ def refusals(bed: Bed) -> dict[str, str]:
 
 
 def register_kubelets_resource_with_the_daemon(bed: Bed) -> None:
-    """A plug-in whose resource kubelet manages is rejected."""
+    """A plugin whose resource kubelet manages is rejected."""
     before, gave = kubelets_files(), kubelet_allocations()
     reason = f"cannot manage {VF}: kubelet's device manager manages it too ({len(VFS)} devices)"
     with running("vfs-here", *vfs_plugin(SOCKETS)) as log:
-        wait("the plug-in to be rejected", lambda: reason in log.read_text())
+        wait("the plugin to be rejected", lambda: reason in log.read_text())
         assert refusals(bed)[VF].startswith(reason), refusals(bed)
         assert "register with kubelet or with topoproxy" in refusals(bed)[VF]
         assert reason in bed.daemon.cli("devices").stdout
@@ -270,12 +270,12 @@ def main() -> None:
     os.environ["GOMAXPROCS"] = "2"
     with running("vfs", *vfs_plugin(KUBELETS)), running("sample", *SAMPLE_PLUGIN):
         kubelets = {VF: set(VFS), SAMPLE: {"Dev-1", "Dev-2"}}
-        wait("kubelet's plug-ins", lambda: kubelet_lists() == kubelets)
+        wait("kubelet's plugins", lambda: kubelet_lists() == kubelets)
         before = kubelets_files()
         ours.start()
-        wait("topoproxy's plug-in", lambda: healthy() == len(DEVICES))
+        wait("topoproxy's plugin", lambda: healthy() == len(DEVICES))
         assert kubelets_files() == before
-        step("kubelet has two plug-ins, topoproxy has one")
+        step("kubelet has two plugins, topoproxy has one")
 
         homes = Mask()
         for pod in ("a", "b", "c"):
@@ -299,14 +299,14 @@ def main() -> None:
         )
         bed.daemon.kill9()
         bed.daemon.start()
-        wait("topoproxy's plug-in to register again", lambda: healthy() == len(DEVICES))
+        wait("topoproxy's plugin to register again", lambda: healthy() == len(DEVICES))
         assert (bed.snapshot(), kubelet_allocations(), holders()) == (everyone, gave, holders_before)
         assert kubelets_files() == files
         step("the daemon was killed: kubelet's sockets, checkpoint and registrations are unchanged")
         bed.stop_kubelet()
         assert CHECKPOINT.read_bytes() == files["checkpoint"]
         bed.start_under("none")
-        wait("kubelet's plug-ins to register again", lambda: kubelet_lists() == kubelets)
+        wait("kubelet's plugins to register again", lambda: kubelet_lists() == kubelets)
         wait("kubelet's account of its pods", lambda: kubelet_allocations() == gave)
         assert (bed.snapshot(), kubelet_allocations(), holders()) == (everyone, gave, holders_before)
         assert healthy() == len(DEVICES)

@@ -1,8 +1,8 @@
 """The scenario of devices that topoproxy assigns, in a virtual machine of 2 sockets with 2 NUMA nodes each.
 
-A device plug-in reports two devices on each node. Under ``single-numa-node`` pods of four CPUs and two
+A device plugin reports two devices on each node. Under ``single-numa-node`` pods of four CPUs and two
 devices get both on one node. The next pod is rejected until devices are free again. An unhealthy device is
-not allocated. The daemon and the plug-in are killed meanwhile: every container keeps its devices, and no
+not allocated. The daemon and the plugin are killed meanwhile: every container keeps its devices, and no
 device is allocated twice.
 
     python3 vm_devices.py cgroupfs|systemd
@@ -36,7 +36,7 @@ OURS = {
 
 @dataclass
 class Plugin:
-    """The plug-in of ``file_plugin.py``."""
+    """The plugin of ``file_plugin.py``."""
 
     process: subprocess.Popen[bytes] | None = None
 
@@ -47,7 +47,7 @@ class Plugin:
 
     def start(self) -> None:
         line = [sys.executable, "file_plugin.py", str(PLUGIN), str(SOCKETS), RESOURCE]
-        with Path("/out/plugin.log").open("ab") as log:  # not a pipe: nothing reads the output of the plug-in
+        with Path("/out/plugin.log").open("ab") as log:  # not a pipe: nothing reads the output of the plugin
             self.process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def kill9(self) -> None:
@@ -149,7 +149,7 @@ def main() -> None:
     wait("eight devices again", lambda: healthy() == len(DEVICES))
     assert holders() == before
     assert all(cards_of(node, pod) for pod in ("a", "b", "c", "d"))
-    step("daemon and plug-in were killed: every container keeps its devices")
+    step("daemon and plugin were killed: every container keeps its devices")
 
     freed = sorted(cards_of(node, "b"))
     node.remove("b", "late")

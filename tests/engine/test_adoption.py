@@ -236,7 +236,7 @@ def test_cpus_are_not_adopted_if_the_shared_pool_would_be_empty() -> None:
     assert plan.container.placement.pool is Pool.SHARED
 
 
-def test_an_owner_by_count_keeps_its_cpus_where_the_annotation_of_its_pod_is_ignored() -> None:
+def test_an_owner_by_count_keeps_its_cpus_if_the_annotation_of_its_pod_is_ignored() -> None:
     rules = AdmissionRules(resource_status=ResourceStatusMode.IGNORE)
     node = Node(MACHINE, CpuTopology.of(MACHINE), static=True, admission=rules)
     plan = adopt(

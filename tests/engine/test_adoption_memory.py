@@ -84,7 +84,7 @@ def test_memory_that_is_promised_or_unbound_or_of_ended_containers_is_not_counte
         assert with_unrecorded_grants(before) is before
 
 
-def test_memory_is_counted_where_only_cpus_are_set_aside_for_the_pod() -> None:
+def test_memory_is_counted_if_only_cpus_are_set_aside_for_the_pod() -> None:
     cpus = OWNER.placement.exclusive
     aside = SetAside(Mask([0]), True, cpus, (), (ContainerPart("c", cpus),))
     after = with_unrecorded_grants(state(changed_copy(OWNER, pod=changed_copy(POD, reserved_for_pod=aside))))

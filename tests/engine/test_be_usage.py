@@ -198,6 +198,6 @@ def test_the_budget_counts_online_cpus_and_pods_that_have_gone(above: float | No
     assert shares_of(usage) == Shares(6.0, 1.5 + lost, 2.0, 6.0 - 3.5 - lost)
 
 
-def test_the_system_uses_nothing_where_pods_seem_to_use_more_than_the_node() -> None:
+def test_the_system_uses_nothing_if_pods_seem_to_use_more_than_the_node() -> None:
     usage = Usage(8000, 8000, 3.0, pods={"a": 1.0, "b": 2.5}, be_pods=frozenset("a"))
     assert shares_of(usage) == Shares(3.0, 1.0, 2.5, 0.0)

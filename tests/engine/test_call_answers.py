@@ -106,7 +106,7 @@ def test_a_create_of_an_owner_waits_for_its_reservation() -> None:
     assert play >> CreateResumed(CREATING, is_reserved=True) << Forward(OWN, OWN, Mask((0,)))
 
 
-def test_the_quota_of_an_owner_is_carried_where_quotas_are_written() -> None:
+def test_the_quota_of_an_owner_is_carried_if_quotas_are_written() -> None:
     play = scenario(with_facts(RESERVED, cpu_groups=True))
     assert play >> CreateResumed(CREATING, is_reserved=True) << Forward(OWN, OWN, Mask((0,)), -1)
 
@@ -143,7 +143,7 @@ def test_a_create_that_is_no_longer_known_is_forwarded_unchanged() -> None:
 
 
 @pytest.mark.parametrize("mode", NOT_APPLIED)
-def test_no_create_is_changed_where_the_plan_is_not_applied(mode: NodeMode) -> None:
+def test_no_create_is_changed_if_the_plan_is_not_applied(mode: NodeMode) -> None:
     assert create(under(OWNED, mode), CreateRequested(LS, "d", 0, Request(), "t")) == UNCHANGED
     assert create(under(EMPTY, mode), CreateRequested(LSE, "c", 0, FOUR, "t")) == UNCHANGED
     play = scenario(under(RESERVED, mode))
@@ -165,7 +165,7 @@ def test_the_set_aside_of_a_sandbox_is_recorded_before_it_is_forwarded() -> None
     assert pod_answer(EMPTY, aside, Verdict()) == RecordFirst()
 
 
-def test_a_sandbox_is_refused_only_where_the_plan_is_applied() -> None:
+def test_a_sandbox_is_refused_only_if_the_plan_is_applied() -> None:
     no = Verdict(GrpcStatus.FAILED_PRECONDITION, "TopologyAffinityError", "no")
     assert pod_answer(EMPTY, LSE, no) == Refuse(GrpcStatus.FAILED_PRECONDITION, "no")
     for mode in NOT_APPLIED:
@@ -224,7 +224,7 @@ def test_a_pod_that_is_only_found_counts_as_one_of_an_earlier_run(event: object)
     assert played(event, more).runtime.inherited == {"/kubepods/podls"}
 
 
-def test_the_cgroup_of_a_found_pod_is_of_an_earlier_run_also_where_a_create_names_it_first() -> None:
+def test_the_cgroup_of_a_found_pod_is_of_an_earlier_run_also_if_a_create_names_it_first() -> None:
     """The runtime's list has no cgroup parent of a sandbox without containers."""
     listed = PodLearned(changed_copy(INHERITED, cgroup_parent=""))
     assert played(listed, PodLearned(INHERITED)).runtime.inherited == {"/kubepods/podls"}
@@ -239,7 +239,7 @@ def test_pods_of_an_earlier_run_that_have_ended_are_forgotten_once_they_are_many
 
 
 @pytest.mark.parametrize("mode", NOT_APPLIED)
-def test_no_start_waits_where_the_plan_is_not_applied(mode: NodeMode) -> None:
+def test_no_start_waits_if_the_plan_is_not_applied(mode: NodeMode) -> None:
     assert scenario(under(TO_START, mode)) >> StartRequested("lse") << ForwardStart(ALL), "it may have any"
 
 
@@ -310,7 +310,7 @@ def test_an_update_of_an_unknown_or_exited_container_is_forwarded_unchanged() ->
 
 
 @pytest.mark.parametrize("mode", NOT_APPLIED)
-def test_no_update_is_changed_where_the_plan_is_not_applied(mode: NodeMode) -> None:
+def test_no_update_is_changed_if_the_plan_is_not_applied(mode: NodeMode) -> None:
     request = changed_copy(SHARER.request, cpuset_cpus="0-7", cpuset_mems="0")
     updated = changed_copy(SHARER, request=request)
     play = scenario(under(OWNED, mode))

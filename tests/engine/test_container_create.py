@@ -105,7 +105,7 @@ def test_reserved_cpus_are_never_exclusive_and_stay_shared() -> None:
     assert refused.state is state
 
 
-def test_memory_nodes_follow_the_cpus_where_configured() -> None:
+def test_memory_nodes_follow_the_cpus_if_configured() -> None:
     lse = pod("lse", QosClass.LSE, cpus=str(NODE1))
     assert put(empty(), lse).container.placement.mems == Mask((1,))
     assert put(empty(follow=False), lse).container.placement.mems == Mask((0, 1))
@@ -204,7 +204,7 @@ def test_a_refusal_names_four_owners_and_counts_the_rest(owners: int, named: str
 
 
 @pytest.mark.parametrize(("owners", "whose"), [(1, "another pod"), (2, "other pods")])
-def test_a_refusal_does_not_name_owners_where_names_are_disabled(owners: int, whose: str) -> None:
+def test_a_refusal_does_not_name_owners_if_names_are_disabled(owners: int, whose: str) -> None:
     state = node_with(*((pod("ab"[cpu], QosClass.LSR, cpus=f"{cpu}"), SMALL) for cpu in range(owners)))
     quiet = state.with_node(changed_copy(state.node, admission=AdmissionRules(name_others=False)))
     clash = put(quiet, pod("x", QosClass.LSE, cpus="0-6"))

@@ -69,7 +69,7 @@ def test_the_memory_of_an_init_container_is_free_once_the_next_container_runs() 
     assert records(effects) == {**containers, "p/s": after.pods["s"]}
 
 
-def test_the_pod_is_not_recorded_again_where_no_init_container_held_memory() -> None:
+def test_the_pod_is_not_recorded_again_if_no_init_container_held_memory() -> None:
     pod = Pod("s", "u", "ns", "p", requests=PodRequests("u", (resources("c", 15),)))
     admission = admit(NodeState.empty(NODE), pod, REQUEST)
     state = with_container(admission.state.with_pod(admission.pod), "c", Phase.CREATED)

@@ -83,7 +83,7 @@ class Scenario:
         return last.answer if type(last) is PlanDecided else last
 
     def given(self, pod: Pod, name: str = "c", answer: AllocateAnswer = ANSWER) -> Any:
-        """Let plug-ins answer for a create; return its outcome."""
+        """Let plugins answer for a create; return its outcome."""
         waiting = self.state.devices.unanswered(pod.key, name)
         self.play(DevicesAllocated(pod.key, name, dict.fromkeys(waiting, answer), waiting))
         return self.play(CreateResumed(self.state.containers[f"{pod.uid}/{name}"]))[-1]
@@ -218,7 +218,7 @@ def test_a_response_for_devices_that_have_gone_is_not_used_for_new_devices() -> 
     assert scenario.state.devices.unanswered("a", "c") == {NIC: ("nic1",)}
 
 
-def test_a_plug_in_is_queried_for_its_preference_before_the_state_changes() -> None:
+def test_a_plugin_is_queried_for_its_preference_before_the_state_changes() -> None:
     scenario = Scenario()
     pod = scenario.pod("a", resources(2))
     before = scenario.state
@@ -296,7 +296,7 @@ def test_scope_pod_sets_devices_aside(*, refused: bool) -> None:
 
 @pytest.mark.parametrize("scope", Scope)
 @pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR])
-def test_devices_take_part_where_cpus_are_chosen_for_a_pod_as_a_whole(scope: Scope, qos: QosClass) -> None:
+def test_devices_take_part_if_cpus_are_chosen_for_a_pod_as_a_whole(scope: Scope, qos: QosClass) -> None:
     node = Node(
         MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.SINGLE_NUMA_NODE, scope=scope
     )
@@ -378,7 +378,7 @@ def test_a_restarted_daemon_reads_device_assignments_from_the_ledger() -> None:
     assert after.held(other) == set(), "its container was never created"
     assert after.state.devices.answers_of("a", "c") == {NIC: ANSWER}
     refused = after.create(other)
-    assert isinstance(refused, Refuse), "the plug-in has not registered again"
+    assert isinstance(refused, Refuse), "the plugin has not registered again"
     assert "no healthy devices present" in refused.message
     after.play(DevicesChanged(NIC, NICS))
     after.create(other)
@@ -451,7 +451,7 @@ def test_named_cpus_and_devices_together() -> None:
     )
     scenario.play(PodLearned(structs.replace(lse, qos=lse.qos)))
     scenario.create(lse, request=Request(2048, 200_000, 100_000), preferred={("c", NIC): ("nic3",)})
-    assert scenario.held(lse) == {"nic3"}, "preferred by the plug-in among the devices near its CPUs"
+    assert scenario.held(lse) == {"nic3"}, "preferred by the plugin among the devices near its CPUs"
 
 
 @pytest.mark.parametrize("broken", [{"c": 1}, {"c": {NIC: {"ids": 3}}}, {"c": {NIC: {}}}])

@@ -1,9 +1,9 @@
 """Every interleaving of a few calls for pods that need devices, with faults and crashes in between.
 
 The search works on plain values, as ``test_every_interleaving`` does for CPUs. The engine takes every step;
-around it are the inputs that the executor waits for (a plug-in's preference, its response to Allocate, the
-ledger), the runtime, and the content of the ledger. On each path some faults may happen: a plug-in fails, the
-runtime fails, a client disconnects while its plug-in is queried, a device becomes unhealthy, or all devices
+around it are the inputs that the executor waits for (a plugin's preference, its response to Allocate, the
+ledger), the runtime, and the content of the ledger. On each path some faults may happen: a plugin fails, the
+runtime fails, a client disconnects while its plugin is queried, a device becomes unhealthy, or all devices
 vanish. In every node the daemon may crash, which is a crash after every effect: the runtime executes the
 calls that it has received later or never.
 
@@ -69,9 +69,9 @@ class Call:
     """A create in progress.
 
     Attributes:
-        stage: ``queried``: its plug-in is queried for devices; ``allocating``; ``recording``; ``runtime``;
+        stage: ``queried``: its plugin is queried for devices; ``allocating``; ``recording``; ``runtime``;
             ``made``: the runtime has it, and the daemon has not received the response.
-        ids: The devices that its plug-in is requested, and then those in its request.
+        ids: The devices that its plugin is requested, and then those in its request.
         gone: Whether its client has disconnected, or the daemon that sent it has crashed.
     """
 
@@ -92,7 +92,7 @@ class DeviceNode:
         tried: A pod for each create that was sent.
         names: The devices.
         tries: Creates of one pod.
-        reported: The last list of the plug-in: 0 all devices, 1 one is unhealthy, 2 none.
+        reported: The last list of the plugin: 0 all devices, 1 one is unhealthy, 2 none.
         faults, crashes: How many more may happen.
     """
 
@@ -150,7 +150,7 @@ class DeviceNode:
 
 
 def decided(node: DeviceNode, uid: str, preferred: tuple[str, ...] | None) -> DeviceNode:
-    """A create is decided, or its plug-in has to be queried first."""
+    """A create is decided, or its plugin has to be queried first."""
     event = CreateRequested(pod(uid), "c", 0, Request(), f"t-{uid}", {("c", R): preferred})
     node, effects = node.after(event)
     last = effects[-1]

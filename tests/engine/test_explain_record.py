@@ -191,7 +191,7 @@ def test_a_container_of_a_pool_with_devices_is_recorded_with_the_cpus_of_the_poo
     assert [step.resource for step in why.answers] == ["v/gpu"]
 
 
-def test_the_cpus_of_a_decision_are_recorded_only_where_it_is_admitted() -> None:
+def test_the_cpus_of_a_decision_are_recorded_only_if_it_is_admitted() -> None:
     cpus = CpuSet.parse("4,12")
     decision = TopologyDecision(Verdict(), ANYWHERE, Grants(cpus))
     admitted = explain("RunPodSandbox", POD, "", 0, Request(), Verdict(), decision)

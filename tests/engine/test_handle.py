@@ -352,7 +352,7 @@ def test_an_owner_that_runs_keeps_the_cpus_that_the_record_of_a_lost_create_stil
     ("phase", "cpus", "lost"),
     [(Phase.CREATED, "0-3", ("t",)), (Phase.RUNNING, "0-2,4-7", ("t",)), (Phase.RUNNING, "0-3", ())],
 )
-def test_a_create_in_flight_keeps_its_cpus_where_no_owner_can_run_on_them(
+def test_a_create_in_flight_keeps_its_cpus_if_no_owner_can_run_on_them(
     phase: Phase, cpus: str, lost: tuple[str, ...]
 ) -> None:
     """The container has not started, does not run as an owner would, or the create is not lost."""

@@ -142,7 +142,7 @@ def test_naming_all_cpus_is_not_a_narrowing() -> None:
     assert (runs_on(beyond, "ls"), str(beyond.containers["ls"].placement.hook_extra_cpus)) == ("0-15", "2-5")
 
 
-def test_owned_cpus_where_the_configuration_lets_hooks_give_them() -> None:
+def test_owned_cpus_if_the_configuration_lets_hooks_give_them() -> None:
     state = hooked(put(put(empty(), "lse"), "ls"), "ls", narrowing("5-6", owned=True))
     assert runs_on(state, "ls") == "5-6"
     why = state.containers["ls"].placement.reasons[-1]

@@ -122,7 +122,7 @@ def test_lost_memory_is_missing_for_containers_that_are_bound_to_it(
     assert {key: loss.text() for key, loss in losses(state).items()} == ({"x": message} if is_lacked else {})
 
 
-def test_the_memory_of_a_container_that_lacks_cpus_counts_only_where_it_is_bound_to_it() -> None:
+def test_the_memory_of_a_container_that_lacks_cpus_counts_only_if_it_is_bound_to_it() -> None:
     rules = Node(WHOLE, CpuTopology.of(WHOLE), follow_mems=False)
     state = NodeState.of(rules, (POD,), (owner("2-3", mems="0-1"),)).with_machine(without("3", "1"))
     assert losses(state)["x"].nodes == Mask()

@@ -64,7 +64,7 @@ def test_pods_that_rely_on_their_placement_must_not_run_without_it(
     assert Node(MACHINE, TOPOLOGY, policy=policy).refuses_unplaced(pod) is refused
 
 
-def test_memory_and_distances_are_read_where_they_are_needed() -> None:
+def test_memory_and_distances_are_read_when_they_are_needed() -> None:
     node = Node(MACHINE, TOPOLOGY)
     assert (node.memory, node.distances, node.nodes) == (None, None, Mask([0, 1]))
     node = Node(MACHINE, TOPOLOGY, closest=True, reserved_memory={1: {"memory": 30}})

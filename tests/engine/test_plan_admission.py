@@ -194,7 +194,7 @@ def test_cpus_that_the_node_has_chosen_are_not_checked_again(qos: str, mode: Res
     assert assigned_cpus(node, named) == (CpuSet([4, 5]) if follows else None)
 
 
-def test_a_guaranteed_pod_is_limited_where_kubelet_sets_no_quota() -> None:
+def test_a_guaranteed_pod_is_limited_if_kubelet_sets_no_quota() -> None:
     """kubelet with cpuCFSQuota false, and pinned containers since 1.33."""
     for quota in (-1, 0):
         pod = pod_of('{"cpuset":"0-3"}', "LSR", Request(4096, quota, 100_000), parent="/kubepods")
@@ -299,7 +299,7 @@ def test_class_system_is_for_listed_namespaces(
 
 
 @pytest.mark.parametrize("qos", ["", "LS", "LSR", "LSE"])
-def test_a_pod_shares_where_that_is_configured(qos: str) -> None:
+def test_a_pod_shares_if_that_is_configured(qos: str) -> None:
     node = node_of(changed_copy(DEFAULT, beyond=BeyondLimit.SHARE), static=True)
     pod = pod_of('{"cpuset":"0-30"}', qos, cri_request(100))
     state = NodeState.empty(node).with_pod(pod)
@@ -355,7 +355,7 @@ def test_a_claim_that_is_not_allowed_is_rejected_when_the_sandbox_comes() -> Non
     assert admit(state, unknown, Request()).verdict.admitted, "its request is not known yet"
 
 
-def test_a_pod_whose_claim_is_not_allowed_is_reported_where_it_shares() -> None:
+def test_a_pod_whose_claim_is_not_allowed_is_reported_if_it_shares() -> None:
     state = NodeState.empty(node_of(changed_copy(DEFAULT, beyond=BeyondLimit.SHARE)))
     pod = pod_of('{"cpuset":"0-30"}', "", cri_request(100))
     admission = admit(state, pod, cri_request(100))

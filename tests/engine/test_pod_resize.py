@@ -82,7 +82,7 @@ def test_a_larger_container_keeps_its_cpus_when_it_comes_back(*, reported: bool)
 
 @pytest.mark.parametrize("reported", [True, False], ids=["reported", "cri"])
 @pytest.mark.parametrize("aligned", [NumaPolicy.NONE, NumaPolicy.SINGLE_NUMA_NODE])
-def test_a_larger_container_is_decided_by_the_policy_where_its_own_part_is_too_small(
+def test_a_larger_container_is_decided_by_the_policy_if_its_own_part_is_too_small(
     *, reported: bool, aligned: NumaPolicy
 ) -> None:
     """All CPUs set aside for the pod would be enough for it, but its sibling has some of them."""
@@ -173,7 +173,7 @@ def test_an_lsr_pod_keeps_its_cpus_while_one_of_its_containers_runs() -> None:
     assert (str(state.owners["a"].cpus), str(aside_of(state).cpus), keys) == ("0-1,8-9", "0-1,8-9", [])
 
 
-def test_an_lsr_pod_keeps_its_cpus_where_its_new_request_cannot_be_met() -> None:
+def test_an_lsr_pod_keeps_its_cpus_if_its_new_request_cannot_be_met() -> None:
     state, _ = created(admitted(empty(), lsr(), 4), lsr(), "first", 4, total=4)
     state, _ = created(state, state.pods["s-a"], "c", 4, total=4)
     state, kept, keys = restarted(state, 16)
@@ -195,7 +195,7 @@ def test_cpus_that_are_offline_stay_set_aside_only_for_lack_of_others() -> None:
     assert len(aside_of(state).cpus & gone) == 2
 
 
-def test_the_sum_is_ignored_where_it_says_nothing() -> None:
+def test_the_sum_is_ignored_if_it_says_nothing() -> None:
     known = pod("a")
     state, _ = created(admitted(empty(), known, 4), known, "c", 2)
     assert len(aside_of(state).cpus) == 4
@@ -231,7 +231,7 @@ def test_a_container_without_a_part_changes_nothing() -> None:
     assert (aside_of(state), keys) == (before, [])
 
 
-def test_parts_stay_where_kubelet_does_not_report_the_pod_any_more() -> None:
+def test_parts_stay_if_kubelet_does_not_report_the_pod_any_more() -> None:
     known = pod("a", resources("c", 4))
     state, _ = created(admitted(empty(), known, 4), known, "c", 4)
     before = aside_of(state)

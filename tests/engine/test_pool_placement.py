@@ -76,7 +76,7 @@ def test_the_strategy_of_the_node_decides_among_nodes() -> None:
 @pytest.mark.parametrize(
     ("limits", "nodes"), [((2000, 2000), "0"), ((2000, 2001), None), ((2000, 0), None), ((), None)]
 )
-def test_the_limit_is_that_of_the_pod_where_kubelet_reports_it(
+def test_the_limit_is_that_of_the_pod_if_kubelet_reports_it(
     limits: tuple[int, ...], nodes: str | None
 ) -> None:
     containers = tuple(ContainerResources(str(i), limits={"cpu": milli}) for i, milli in enumerate(limits))
@@ -212,7 +212,7 @@ ON_NODE_1 = pooled(pool_numa_limit=Mask((1,)))
         ),
     ],
 )
-def test_containers_move_where_their_cpus_change(
+def test_containers_move_if_their_cpus_change(
     before: tuple[Container, ...],
     after: tuple[Container, ...],
     shrink: tuple[str, ...],

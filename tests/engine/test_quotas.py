@@ -69,7 +69,7 @@ def test_records_are_read_from_the_ledger() -> None:
     assert invalid == ["q/zero", "q/text", "qc/group"]
 
 
-def test_quotas_removed_by_an_earlier_run_are_restored_where_they_can_be_written() -> None:
+def test_quotas_removed_by_an_earlier_run_are_restored_if_they_can_be_written() -> None:
     play = Playbook(STATE, handle)
     assert play >> QuotasRead(KNOWN.records), "the records are in the ledger already"
     assert play.state.facts.quotas == changed_copy(KNOWN, unsent=frozenset())
@@ -250,7 +250,7 @@ def test_the_quota_of_a_create_is_not_recorded_on_a_node_that_only_observes() ->
         (NodeMode.RELEASING, {}, True),
     ],
 )
-def test_quotas_are_written_where_some_are_to_be_off_or_may_be(
+def test_quotas_are_written_if_some_are_to_be_off_or_may_be(
     mode: NodeMode, records: dict[str, QuotaRecord], written: bool
 ) -> None:
     state = changed_copy(learned(STATE, RemovedQuotas(records)), mode=mode)

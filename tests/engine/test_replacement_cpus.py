@@ -111,7 +111,7 @@ SINGLE, RESTRICTED = TopologyPolicy.SINGLE_NUMA_NODE, TopologyPolicy.RESTRICTED
         (RESTRICTED, True, "0-1,8-9", "2,4-6,12-14", "3,7,11,15"),
     ],
 )
-def test_under_a_strict_policy_replacements_are_on_few_numa_nodes_where_all_cpus_are_offline(
+def test_under_a_strict_policy_replacements_are_on_few_numa_nodes_when_all_cpus_are_offline(
     policy: TopologyPolicy, full: bool, own: str, taken: str, replacements: str
 ) -> None:
     """The memory may be on both NUMA nodes: memory does not always follow the CPUs."""
@@ -140,7 +140,7 @@ def test_containers_whose_cpus_have_a_replacement(more: dict[str, object], count
 @pytest.mark.parametrize(
     ("bind", "count"), [(NodeBindPolicy.FULL_PCPUS_ONLY, 0), (NodeBindPolicy.SPREAD_BY_PCPUS, 1)]
 )
-def test_only_whole_cores_are_replacements_where_the_node_requires_them(
+def test_only_whole_cores_are_replacements_if_the_node_requires_them(
     bind: NodeBindPolicy, count: int
 ) -> None:
     state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11])), bind=bind)

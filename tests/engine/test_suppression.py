@@ -279,7 +279,7 @@ def test_the_budget_is_explained_by_its_components(used: float, kept: int, syste
 
 
 @pytest.mark.parametrize(("least", "milli"), [(None, 3400), (20, 3400), (25, 4000)])
-def test_the_lower_bound_of_the_budget_is_named_where_it_decided(least: int | None, milli: int) -> None:
+def test_the_lower_bound_of_the_budget_is_named_if_it_decided(least: int | None, milli: int) -> None:
     usage = Usage(16_000, 16_000, 7.0, pods={"ls": 6.0})
     settings = changed_copy(CPUSET, least=least)
     text = budget_reason(BeSuppression(figures=(milli, usage)), settings)

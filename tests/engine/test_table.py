@@ -20,7 +20,7 @@ from proxy.model.workload import Pod, QosClass, Request
 from proxy.pools.facts import pod_facts
 from proxy.pools.published_pools import NodePool
 from proxy.topology.regular_machine import regular_machine
-from tests.oracles.koordinator_hook import Action, Answer, Asker, decide
+from tests.oracles.koordinator_hook import Action, Answer, HookedPod, decide
 from tests.oracles.koordinator_rule import NodeRule
 
 MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
@@ -93,7 +93,7 @@ def test_differences_from_the_table_are_intended(kubelet: str, system: str) -> N
         labels = {"koordinator.sh/qosClass": label} if label else {}
         text = STATUSES[what]
         annotations = {"scheduling.koordinator.sh/resource-status": text} if text else {}
-        answer = decide(rule, Asker.of(labels, annotations, f"{parent}/podu"), be_manager=True)
+        answer = decide(rule, HookedPod.of(labels, annotations, f"{parent}/podu"), be_manager=True)
         pod = pod_facts("s", "u", "ns", "p", 0, labels, annotations, f"{parent}/podu")
         plan = place(state.with_pod(pod), pod, "c", 0, Request(512, 50_000, 100_000), "x")
         if plan.container is None:

@@ -415,7 +415,7 @@ def test_only_a_container_that_lists_a_registered_resource_or_holds_a_device_req
     nothing = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))
     assert not requests_devices(nothing, pod, "c")
     withdrawn = changed_copy(nothing, devices=nothing.devices.give("u", "c", "v/gpu", frozenset("a")))
-    assert requests_devices(withdrawn, pod, "c"), "its device plug-in is gone, and it keeps the device"
+    assert requests_devices(withdrawn, pod, "c"), "its device plugin is gone, and it keeps the device"
 
 
 def test_devices_are_not_assigned_to_a_container_whose_sandbox_is_removed() -> None:

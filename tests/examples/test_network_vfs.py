@@ -1,4 +1,4 @@
-"""The example of a device plug-in, on a recorded PCI bus, as a class and as a program."""
+"""The example of a device plugin, on a recorded PCI bus, as a class and as a program."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_answers_name_no_other_pod(run_scenario: Any) -> None:
     run_scenario(scenario, rules=RULES)
 
 
-def test_answers_name_other_pods_where_that_is_configured(run_scenario: Any) -> None:
+def test_answers_name_other_pods_if_that_is_configured(run_scenario: Any) -> None:
     async def scenario(world: World) -> None:
         await honest(world, "other", "LSE", "4-7")
         sandbox = await world.pod("mine", "LSR", "burstable", "6-9", total=whole(4))
@@ -283,7 +283,7 @@ def test_rejections_are_counted_by_rule_and_reported_once_a_pod(run_scenario: An
     run_scenario(scenario, rules=RULES)
 
 
-def test_a_pod_shares_where_that_is_configured(run_scenario: Any) -> None:
+def test_a_pod_shares_if_that_is_configured(run_scenario: Any) -> None:
     async def scenario(world: World) -> None:
         evil = await world.run(await world.pod("evil", "LSE", "burstable", "0-13", total=TENTH), **TENTH)
         late = await world.run(

@@ -153,7 +153,7 @@ def test_nothing_is_kept_of_a_container_removed_during_the_query(run_scenario: A
     run_scenario(scenario, settle_per_second=1000)
 
 
-def test_the_runtime_is_not_queried_where_no_updates_are_sent(run_scenario: Any) -> None:
+def test_the_runtime_is_not_queried_if_no_updates_are_sent(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         await shared_beside_an_owner(world)
         queried: list[str] = []

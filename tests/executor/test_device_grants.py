@@ -1,4 +1,4 @@
-"""Device plug-ins: allocations for creates, failures, conflicts with hooks, restarts."""
+"""Device plugins: allocations for creates, failures, conflicts with hooks, restarts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NICS = {f"nic{i}": RegisteredDevice(f"nic{i}", Mask((i // 2,))) for i in range(4
 
 
 class PlayedPlugins:
-    """Device plug-ins: ``fail`` is raised by Allocate, ``gate`` holds it."""
+    """Device plugins: ``fail`` is raised by Allocate, ``gate`` holds it."""
 
     def __init__(self, *, prefers: tuple[str, ...] | None = None, pre_start: bool = False) -> None:
         self.prefers = prefers
@@ -123,7 +123,7 @@ def paths(call: Any) -> list[str]:
     return [device.host_path for device in sent(call).devices]
 
 
-def test_a_create_gets_the_devices_that_its_plug_in_returns(run_scenario: Any) -> None:
+def test_a_create_gets_the_devices_that_its_plugin_returns(run_scenario: Any) -> None:
     plugins = PlayedPlugins(prefers=("nic3", "nic2"), pre_start=True)
 
     async def scenario(world: Any) -> None:
@@ -170,7 +170,7 @@ def test_other_containers_are_not_held_up(run_scenario: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [DevicePluginError(NIC, "it hangs"), ZeroDivisionError("a fault of ours")])
-def test_a_plug_in_that_fails_refuses_only_the_create(run_scenario: Any, error: Exception) -> None:
+def test_a_plugin_that_fails_refuses_only_the_create(run_scenario: Any, error: Exception) -> None:
     plugins = PlayedPlugins()
 
     async def scenario(world: Any) -> None:
@@ -350,7 +350,7 @@ def test_scope_pod_allocates_for_all_containers_at_once(run_scenario: Any) -> No
     )
 
 
-def test_a_client_that_disconnects_while_a_plug_in_is_queried(run_scenario: Any) -> None:
+def test_a_client_that_disconnects_while_a_plugin_is_queried(run_scenario: Any) -> None:
     plugins = PlayedPlugins(prefers=("nic0", "nic1", "nic2"))
     rules = {"policy": TopologyPolicy.RESTRICTED, "scope": Scope.POD}
 
@@ -369,7 +369,7 @@ def test_a_client_that_disconnects_while_a_plug_in_is_queried(run_scenario: Any)
         world.wire.request(call)
         await world.until(lambda: plugins.log)
         plugins.during = lambda: None
-        await asyncio.sleep(0)  # the decision follows in the turn after the plug-in's answer
+        await asyncio.sleep(0)  # the decision follows in the turn after the plugin's answer
         await world.until(lambda: not world.executor.state.runtime.arriving)
         assert call.sent is None
         assert world.executor.state.devices.held == {}
@@ -419,7 +419,7 @@ def test_a_resource_is_taken_over_from_kubelet(run_scenario: Any) -> None:
         assert paths(await world.begin(two)) == ["/dev/nic1"]
         again = await world.begin(one)
         assert [(env.key, env.value) for env in sent(again).envs] == [("NICS", b"nic0")]
-        assert len(plugins.log) == 1, "kubelet has called the plug-in for the restarted container"
+        assert len(plugins.log) == 1, "kubelet has called the plugin for the restarted container"
 
     run_scenario(scenario, sources=sources(), plugins=plugins)
 
@@ -465,7 +465,7 @@ def conflict(name: str, key: str, value: object) -> str:
         ("mounts", "/m", CLEAR, "/m"),
     ],
 )
-def test_a_hook_and_a_plug_in_that_set_a_field_differently_conflict(
+def test_a_hook_and_a_plugin_that_set_a_field_differently_conflict(
     name: str, key: str, value: object, spelled: str
 ) -> None:
     expected = f"hook tuner and the device plug-in of x/nic set {name}[{spelled}] differently"
@@ -482,7 +482,7 @@ def test_a_hook_and_a_plug_in_that_set_a_field_differently_conflict(
         ("mounts", "/m", Mount("/m", "/sys/nic", readonly=True)),
     ],
 )
-def test_a_hook_that_sets_what_a_plug_in_sets_is_no_conflict(name: str, key: str, value: object) -> None:
+def test_a_hook_that_sets_what_a_plugin_sets_is_no_conflict(name: str, key: str, value: object) -> None:
     assert conflict(name, key, value) == ""
 
 
@@ -522,7 +522,7 @@ def test_devices_are_kept_over_a_restart_of_the_daemon(run_scenario: Any) -> Non
         two = await world.pod("b", kube="burstable")
         refused = await world.begin(two)
         assert refused.refused is not None
-        assert "no healthy devices present" in refused.refused[1], "its plug-in has not registered again"
+        assert "no healthy devices present" in refused.refused[1], "its plugin has not registered again"
         world.wire.finished(refused, None)
         register(world)
         assert paths(await world.begin(two)) == ["/dev/nic1"]
@@ -661,7 +661,7 @@ def test_a_pod_that_kubelet_does_not_report_is_a_problem(run_scenario: Any, *, r
     run_scenario(scenario, sources=kubelet, plugins=plugins, refuse_on_error=refuses)
 
 
-def test_a_create_whose_sandbox_was_stopped_while_a_plug_in_answered_is_rejected(run_scenario: Any) -> None:
+def test_a_create_whose_sandbox_was_stopped_while_a_plugin_answered_is_rejected(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
     async def scenario(world: Any) -> None:

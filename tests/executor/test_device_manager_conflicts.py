@@ -127,7 +127,7 @@ def test_a_device_of_a_claim_keeps_its_resource_refused_after_the_withdrawal(run
         others.elsewhere = ManagedElsewhere()
         assert await others.managers.conflict(VF, SOCKET) == ""
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
-        assert await others.managers.conflict(VF, SOCKET) == "", "its plug-in may list other devices"
+        assert await others.managers.conflict(VF, SOCKET) == "", "its plugin may list other devices"
 
     run_scenario(scenario)
 
@@ -190,7 +190,7 @@ def test_a_refusal_ends_when_its_plugin_has_been_absent_for_long(run_scenario: A
         await others.managers.withdraw_conflicting_resources()
         world.now += GONE_S - 1
         await others.managers.withdraw_conflicting_resources()
-        assert await others.managers.conflict(VF, SOCKET), "the plug-in has registered again"
+        assert await others.managers.conflict(VF, SOCKET), "the plugin has registered again"
         for listens in (True, False):
             others.listens = listens
             await others.managers.withdraw_conflicting_resources()

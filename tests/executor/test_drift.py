@@ -268,7 +268,7 @@ def test_a_container_that_is_gone_does_not_keep_others_from_being_queried(
     run_scenario(scenario)
 
 
-def test_containers_are_queried_later_where_the_runtime_does_not_answer(
+def test_containers_are_queried_later_if_the_runtime_does_not_answer(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attribution, "PAUSE_S", 0.01)
@@ -365,7 +365,7 @@ def test_a_removed_container_is_no_longer_watched(run_scenario: Callable[..., No
     run_scenario(scenario)
 
 
-def test_ancestors_are_watched_where_they_limit_the_effect(run_scenario: Callable[..., None]) -> None:
+def test_ancestors_are_watched_if_they_limit_the_effect(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         world.cgroups.version = 2
         world.cgroups.find = lambda parent, i: (

@@ -273,7 +273,7 @@ def test_a_held_create_is_not_decided_once_another_process_has_the_node(
     run_scenario(scenario, call_timeout=0.8)
 
 
-def test_a_sandbox_is_found_by_name_where_the_client_sends_no_uid() -> None:
+def test_a_sandbox_is_found_by_name_if_the_client_sends_no_uid() -> None:
     pod = Pod("token", "", "ns", "a")
     listed = [RuntimePod(name, "", "ns", name, 0, True, {}, {}) for name in ("b", "a")]
     assert _listed_as(pod, listed) == "a"

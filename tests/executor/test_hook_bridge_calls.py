@@ -180,7 +180,7 @@ def test_a_hook_cannot_set_owned_cpus_unless_configured(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_owned_cpus_may_be_given_where_that_is_configured(run_scenario) -> None:
+def test_owned_cpus_may_be_given_if_that_is_configured(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world, owned_cpus=True) as h:
             h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("3-4")) if e.pod.name == "ls" else None)

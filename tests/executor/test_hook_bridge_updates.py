@@ -63,7 +63,7 @@ def test_cpus_of_another_container_are_narrowed_in_kernel_and_runtime(run_scenar
     run_scenario(scenario)
 
 
-def test_an_update_gives_cpus_of_owners_where_configured_but_no_reserved_ones(run_scenario) -> None:
+def test_an_update_gives_cpus_of_owners_if_configured_but_no_reserved_ones(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world, owned_cpus=True) as h:
             ls = await world.run(await world.pod("ls", "LS"))

@@ -126,7 +126,7 @@ def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(run_scenario) ->
     run_scenario(scenario, reconciled=False, entries=entries)
 
 
-def test_a_record_is_read_as_it_was_written_where_the_machine_has_its_ids() -> None:
+def test_a_record_is_read_as_it_was_written_if_the_machine_has_its_ids() -> None:
     bounds = Bounds(CpuSet(range(8)), Mask([0, 1]))
     bad, worse = InputDefect("bad", DefectKind.POLICY), InputDefect("worse", decisive=True)
     pod = Pod(

@@ -154,7 +154,7 @@ def test_labels_are_kept_with_the_pod_alone(pod: Pod, labels: dict[str, str]) ->
     assert dump(container) == dump(structs.replace(ANY_CONTAINER, pod=pod))
 
 
-def test_grants_of_other_providers_are_stored_only_where_present() -> None:
+def test_grants_of_other_providers_are_stored_only_if_present() -> None:
     assert "'shares'" not in str(dump(CONTAINER))
     granted = Share("l3", "l3-ways", 2, Mask([1])), Share("l3", "class", 7)
     aside = SetAside(

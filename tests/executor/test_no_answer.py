@@ -144,7 +144,7 @@ def test_groups_above_a_refused_start_are_widened(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_group_of_a_pod_is_widened_before_an_owner_starts_where_the_kernel_refuses_no_write(
+def test_the_group_of_a_pod_is_widened_before_an_owner_starts_if_the_kernel_refuses_no_write(
     run_scenario: Callable[..., None], version: int
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -225,7 +225,7 @@ def test_a_start_waits_for_an_update_that_was_in_flight_at_a_crash(run_scenario:
     run_scenario(scenario)
 
 
-def test_a_start_after_a_crash_is_not_refused_where_all_cpus_are_shared(
+def test_a_start_after_a_crash_is_not_refused_if_all_cpus_are_shared(
     run_scenario: Callable[..., None],
 ) -> None:
     """The call that may be in flight carries the desired set, and the start waits for it nevertheless."""

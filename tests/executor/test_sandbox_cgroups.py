@@ -238,7 +238,7 @@ def test_all_groups_of_sandboxes_and_monitors_are_found(tree: Tree) -> None:
     assert found == {f"kubepods/{group}" for group in groups}
 
 
-def test_monitors_are_not_searched_where_there_are_none(tree: Tree) -> None:
+def test_monitors_are_not_searched_if_there_are_none(tree: Tree) -> None:
     found: list[str] = []
     find = tree.find
     tree.find = lambda parent, key: found.append(key) or find(parent, key)  # type: ignore[method-assign]

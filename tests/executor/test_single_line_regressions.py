@@ -327,7 +327,7 @@ def test_the_start_of_an_unknown_container_carries_the_current_set(run_scenario)
 
 
 @pytest.mark.parametrize("silent", ["list_pods", "detail"])
-def test_the_start_of_an_unknown_container_is_refused_where_the_runtime_does_not_answer(
+def test_the_start_of_an_unknown_container_is_refused_if_the_runtime_does_not_answer(
     run_scenario, silent
 ) -> None:
     """With the saved set, the container would run on the CPUs of an owner."""

@@ -166,7 +166,7 @@ def test_a_change_without_effect_on_pools_and_rules_is_not_notified() -> None:
 # -- nothing else assigns the state -----------------------------------------------------------------------
 
 
-def test_the_store_replaces_the_state_where_it_handles_an_event() -> None:
+def test_the_store_replaces_the_state_when_it_handles_an_event() -> None:
     root = Path(proxy.__file__).parent
     own = ast.parse((root / "executor/store.py").read_text())
     writers = [

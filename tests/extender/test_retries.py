@@ -73,7 +73,7 @@ def test_a_refused_pod_is_tried_again_when_it_fits() -> None:
     on_small_nodes(test)
 
 
-def test_nothing_is_written_where_no_refused_pod_fits() -> None:
+def test_nothing_is_written_if_no_refused_pod_fits() -> None:
     async def test(bed: Bed) -> None:
         assert await bed.filter(scheduler_pod("eight", 8), "n1", "n2") == []
         assert await bed.filter(scheduler_pod("two", 2), "n1", "n2") == ["n1", "n2"]

@@ -184,7 +184,7 @@ def test_a_shipped_hook_loads_with_its_defaults_and_is_documented(path: Path) ->
 
 
 @HOOKS
-def test_a_shipped_hook_answers_all_events_and_writes_only_where_configured(
+def test_a_shipped_hook_answers_all_events_and_writes_only_if_configured(
     path: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The bytecode of a module that only this hook imports is not a file of the hook.

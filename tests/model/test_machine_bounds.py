@@ -47,5 +47,5 @@ def test_nodes_that_may_be_added_later_may_be_named(extra: dict[str, Any], nodes
     assert changed_copy(MACHINE, extra=extra).bounds.nodes == Mask.parse(nodes)
 
 
-def test_kernel_limits_apply_where_no_machine_is_known() -> None:
+def test_kernel_limits_apply_if_no_machine_is_known() -> None:
     assert (str(ANY_MACHINE.cpus), str(ANY_MACHINE.nodes)) == ("0-8191", "0-1023")

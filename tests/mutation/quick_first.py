@@ -1,4 +1,4 @@
-"""The order and the limits of tests that try a mutant: a plug-in for pytest, loaded by ``mutate.py``.
+"""The order and the limits of tests that try a mutant: a plugin for pytest, loaded by ``mutate.py``.
 
 Most mutants are noticed by a test that takes milliseconds, so the tests of the changed module come first, and
 the quicker ones before the slower ones. A test may take some times as long as it took without any mutant, so

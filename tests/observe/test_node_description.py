@@ -115,7 +115,7 @@ def test_cpus_reserved_for_a_pod_are_not_free_and_are_listed_as_its_own() -> Non
     assert (as_map(pod)["setAside"], as_map(pod)["counted"]) == ("", False)
 
 
-def test_schedulers_know_reserved_cpus_as_reserve_where_there_is_no_floor() -> None:
+def test_schedulers_know_reserved_cpus_as_reserve_if_there_is_no_floor() -> None:
     state = NodeState.empty(replace(NODE, reserved=CpuSet((1, 9)), admission=AdmissionRules(floor=0)))
     texts = as_map(
         as_map(node_resource_topology(MACHINE, node_facts(state, "n1"))["metadata"])["annotations"]

@@ -630,7 +630,7 @@ def test_the_advice_has_numbers_and_names(lack: Shortfall, text: str) -> None:
     assert " ".join(section(reported, "What would help")).startswith(f"{text} Another node")
 
 
-def test_more_on_the_machine_may_not_be_enough_where_nodes_are_aligned() -> None:
+def test_more_on_the_machine_may_not_be_enough_if_nodes_are_aligned() -> None:
     lack = Shortfall("cpu", None, 12, 8, most=15, holders=HELD)
     reported = replace(record("refused_single"), shortfalls=(lack,))
     expected = "It needs at least 4 more free CPUs (of 12 requested, 8 were free)."

@@ -41,8 +41,8 @@ class Action(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """What the table looks at.
+class HookedPod:
+    """A pod for which Koordinator's hook is called: what the table looks at.
 
     Attributes:
         problem: What is wrong with the annotation; then nothing is decided.
@@ -54,7 +54,7 @@ class Asker:
     problem: str = ""
 
     @classmethod
-    def of(cls, labels: Mapping[str, str], annotations: Mapping[str, str], cgroup_parent: str) -> Asker:
+    def of(cls, labels: Mapping[str, str], annotations: Mapping[str, str], cgroup_parent: str) -> HookedPod:
         """Read a pod's labels and annotations, and the class from its cgroup."""
         status, problem = resource_status(annotations)
         return cls(qos_class(labels.get(QOS_LABEL, "")), kube_qos(cgroup_parent), status, problem)
@@ -86,28 +86,28 @@ class Answer:
         return None if self.action is Action.LEAVE else self.text
 
 
-def decide(rule: NodeRule | None, asker: Asker, *, be_manager: bool = False) -> Answer:
+def decide(rule: NodeRule | None, hooked_pod: HookedPod, *, be_manager: bool = False) -> Answer:
     """Decide which CPUs a container of a pod runs on.
 
     Args:
         rule: The pools; None as long as they are not known.
-        asker: The pod.
+        hooked_pod: The pod.
         be_manager: Whether BE pods may be bound to NUMA nodes (Koordinator's gate BECPUManager).
     """
-    if asker.problem:
-        return Answer(0, Action.LEAVE, "the pod's annotation cannot be read", problem=asker.problem)
-    nodes = asker.status.nodes
-    bound = bool(nodes) and (be_manager or asker.qos is not QosClass.BE)
-    row = row_of(asker.qos, asker.kube_qos, named=bool(asker.status.cpus), bound=bound)
+    if hooked_pod.problem:
+        return Answer(0, Action.LEAVE, "the pod's annotation cannot be read", problem=hooked_pod.problem)
+    nodes = hooked_pod.status.nodes
+    bound = bool(nodes) and (be_manager or hooked_pod.qos is not QosClass.BE)
+    row = row_of(hooked_pod.qos, hooked_pod.kube_qos, named=bool(hooked_pod.status.cpus), bound=bound)
     if row is DecisionRow.NAMED:
-        return _named(rule, asker)
+        return _named(rule, hooked_pod)
     if rule is None:
         return Answer(2, Action.LEAVE, "the pools of the node are not known yet")
     if row is DecisionRow.SYSTEM and not rule.system:
-        row = row_of(QosClass.NONE, asker.kube_qos)
+        row = row_of(QosClass.NONE, hooked_pod.kube_qos)
     if row is DecisionRow.SHARED and rule.kubelet_policy == STATIC:
         return Answer(8, Action.LEAVE, "kubelet's CPU manager is static, and the pod has no class of ours")
-    name = asker.qos or asker.kube_qos
+    name = hooked_pod.qos or hooked_pod.kube_qos
     match row:
         case DecisionRow.BE_ON_NODES:
             return _bound(row, "BE", rule.be, nodes)
@@ -125,10 +125,10 @@ def decide(rule: NodeRule | None, asker: Asker, *, be_manager: bool = False) -> 
             return _all_shared(row, rule, f"{name} pod without CPUs of its own: shared pool")
 
 
-def _named(rule: NodeRule | None, asker: Asker) -> Answer:
-    status = asker.status
-    why = f"{asker.qos or asker.kube_qos} pod: its resource-status names CPUs {listed(status.cpus)}"
-    if asker.qos is not QosClass.BE or rule is None:
+def _named(rule: NodeRule | None, hooked_pod: HookedPod) -> Answer:
+    status = hooked_pod.status
+    why = f"{hooked_pod.qos or hooked_pod.kube_qos} pod: its resource-status names CPUs {listed(status.cpus)}"
+    if hooked_pod.qos is not QosClass.BE or rule is None:
         return Answer(1, Action.SET, why, status.text, status.cpus)
     pool = union(rule.be)
     within = status.cpus & pool
@@ -182,7 +182,11 @@ class Change:
 
 
 def changes(
-    before: NodeRule | None, after: NodeRule, pods: Iterable[tuple[str, Asker]], *, be_manager: bool = False
+    before: NodeRule | None,
+    after: NodeRule,
+    pods: Iterable[tuple[str, HookedPod]],
+    *,
+    be_manager: bool = False,
 ) -> tuple[Change, ...]:
     """Return the containers whose CPUs change with a rule, in the given order.
 
@@ -192,22 +196,29 @@ def changes(
     """
     alike: dict[object, Answer | None] = {}
     found = []
-    for key, asker in pods:
-        if asker.problem:
+    for key, hooked_pod in pods:
+        if hooked_pod.problem:
             continue
-        status = asker.status
+        status = hooked_pod.status
         # Most pods are alike, so few answers are computed.
-        kind = (asker.qos, asker.kube_qos, status.text, status.nodes if status.shares else status.pools)
+        kind = (
+            hooked_pod.qos,
+            hooked_pod.kube_qos,
+            status.text,
+            status.nodes if status.shares else status.pools,
+        )
         if kind not in alike:
-            alike[kind] = _changed(before, after, asker, be_manager=be_manager)
+            alike[kind] = _changed(before, after, hooked_pod, be_manager=be_manager)
         answer = alike[kind]
         if answer is not None:
             found.append(Change(key, answer))
     return tuple(found)
 
 
-def _changed(before: NodeRule | None, after: NodeRule, asker: Asker, *, be_manager: bool) -> Answer | None:
+def _changed(
+    before: NodeRule | None, after: NodeRule, hooked_pod: HookedPod, *, be_manager: bool
+) -> Answer | None:
     """Return the new answer if it differs from the previous one."""
-    new = decide(after, asker, be_manager=be_manager)
-    old = Answer(0, Action.LEAVE, "") if before is None else decide(before, asker, be_manager=be_manager)
+    new = decide(after, hooked_pod, be_manager=be_manager)
+    old = Answer(0, Action.LEAVE, "") if before is None else decide(before, hooked_pod, be_manager=be_manager)
     return None if (new.action, new.cpus) == (old.action, old.cpus) else new

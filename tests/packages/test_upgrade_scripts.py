@@ -126,9 +126,7 @@ def test_a_removal_without_systemd_leaves_no_links_of_enabled_units(
 
 
 @pytest.mark.parametrize(("left", "code"), [("", 0), ("ledger.jsonl", 1)])
-def test_a_purge_succeeds_where_the_state_directory_is_a_mount_point(
-    root: Path, left: str, code: int
-) -> None:
+def test_a_purge_succeeds_if_the_state_directory_is_a_mount_point(root: Path, left: str, code: int) -> None:
     """The kernel refuses to remove a mount point: rm empties it and fails. Files that stay are a failure."""
     state = root / "var/lib/topoproxy"
     state.mkdir(parents=True)

@@ -84,7 +84,7 @@ def test_numa_nodes_count_if_one_of_them_grants_cpu() -> None:
         assert status(numaNodeResources=[{"node": 1, "resources": {resource: least}}]).nodes == (1,)
 
 
-def test_documented_pools_count_where_numa_nodes_are_absent() -> None:
+def test_documented_pools_count_if_numa_nodes_are_absent() -> None:
     pools = [{"socket": 1, "node": 2}, {"socket": 0, "node": 0}, {"socket": 1, "node": 2, "cpuset": "9"}]
     assert status(cpuSharedPools=pools).nodes == (2, 0)
     cpu = {"node": 3, "resources": {"cpu": 1}}

@@ -34,7 +34,7 @@ def test_be_gets_the_cpus_that_other_pods_leave() -> None:
     assert budget(usage, 40, 25) == 5_000
 
 
-def test_the_reserve_counts_where_the_system_uses_less() -> None:
+def test_the_reserve_counts_if_the_system_uses_less() -> None:
     def left(allocatable: int, reservation: int) -> int:
         return budget(Usage(20_000, allocatable, 7.0, reservation, {"x": 6.0}, frozenset()))
 
@@ -113,7 +113,7 @@ def test_cpus_of_other_pods_than_those_of_lsr_are_as_good_as_any(qos: QosClass) 
     assert chosen == choose_cpus(LOCATIONS, [lsr], Withheld(), 4000, now)
 
 
-def test_lse_wins_where_annotations_overlap() -> None:
+def test_lse_wins_when_annotations_overlap() -> None:
     held = [AnnotatedCpus(QosClass.LSE, CpuSet([0])), AnnotatedCpus(QosClass.LSR, CpuSet([0, 1]))]
     assert 0 not in choose_cpus(LOCATIONS, held, Withheld(), 7000, CpuSet(range(8)))
 

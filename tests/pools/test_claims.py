@@ -127,7 +127,7 @@ def test_the_reason_names_the_class_by_label_or_else_by_kubernetes(cpus: str) ->
         assert claim(the_pod, WHOLE_TWO, ONLINE, static=True).reason.startswith(f"{name} pod")
 
 
-def test_pinning_by_kubelet_is_kept_where_topoproxy_does_not_allocate() -> None:
+def test_pinning_by_kubelet_is_kept_if_topoproxy_does_not_allocate() -> None:
     pinned = Request(cpu_shares=2048, cpu_quota=-1, cpu_period=100_000, cpuset_cpus="4-5")
     made = claim(pod(), pinned, ONLINE, static=False)
     assert (made.pool, made.cpus, made.excludes_be) == (Pool.OWN, CpuSet.parse("4-5"), True)

@@ -52,7 +52,7 @@ def test_a_container_without_requests_has_the_least_shares_and_no_limit() -> Non
     assert cri_request(ContainerResources("a")) == Request(cpu_shares=2, cpu_period=100_000)
 
 
-def test_shares_come_from_the_limit_only_where_nothing_is_requested() -> None:
+def test_shares_come_from_the_limit_only_if_nothing_is_requested() -> None:
     assert cri_request(ContainerResources("a", limits={"cpu": 2000})).cpu_shares == 2048
     assert cri_request(ContainerResources("a", requests={"cpu": 0}, limits={"cpu": 2000})).cpu_shares == 2
 

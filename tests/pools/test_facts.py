@@ -118,7 +118,7 @@ def test_any_resource_status_is_read_without_an_exception(text: str) -> None:
     assert cpus is None or not problem
 
 
-def test_a_long_annotation_is_cut_where_it_is_quoted() -> None:
+def test_a_long_annotation_is_cut_when_it_is_quoted() -> None:
     def problem_of(length: int) -> str:
         return resource_status(json.dumps({"cpuset": "x" * length}))[1]
 

@@ -25,7 +25,7 @@ from proxy.pools.node_keys import (
 from tests.oracles.koordinator_annotations import with_ratio, with_raw_allocatable
 
 
-def test_the_documents_spelling_counts_where_the_codes_is_missing() -> None:
+def test_the_documents_spelling_counts_if_the_codes_is_missing() -> None:
     both = {NUMA_POLICY[0]: "BestEffort", NUMA_POLICY[1]: "Restricted"}
     assert read_label(NumaPolicy, NUMA_POLICY, both) == (NumaPolicy.BEST_EFFORT, NUMA_POLICY[0], "")
     del both[NUMA_POLICY[0]]

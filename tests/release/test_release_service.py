@@ -103,7 +103,7 @@ def test_every_container_is_updated_once_and_only_if_needed(run_scenario: Callab
     fast(run_scenario, scenario)
 
 
-def test_no_update_is_sent_where_no_container_was_moved(run_scenario: Callable[..., None]) -> None:
+def test_no_update_is_sent_if_no_container_was_moved(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         for number in range(3):
             await world.run(await world.pod(f"ls{number}", kube="burstable"))

@@ -48,7 +48,7 @@ def test_a_bad_or_missing_file_is_refused(origin: Origin) -> None:
     assert refused(origin) == f"cannot read the configuration {origin.file}: there is no such file"
 
 
-def test_a_file_of_another_user_is_refused_where_it_must_be_trusted(origin: Origin) -> None:
+def test_a_file_of_another_user_is_refused_if_it_must_be_trusted(origin: Origin) -> None:
     assert origin.file is not None
     origin.file.chmod(0o666)
     assert "cannot trust the configuration" in refused(Origin(origin.file, FrozenMapping(), trusted=True))

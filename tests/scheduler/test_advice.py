@@ -43,7 +43,7 @@ def test_a_victim_without_devices_makes_no_room_for_them() -> None:
 
 
 @pytest.mark.parametrize(("cpus", "victims"), [(4, ("low",)), (9, None)])
-def test_a_victim_gives_back_cpus_where_the_object_has_only_amounts(
+def test_a_victim_gives_back_cpus_if_the_object_has_only_amounts(
     cpus: int, victims: tuple[str, ...] | None
 ) -> None:
     zones = read_resource_topology(resource_topology("n1", {numa: {"cpu": (8, 0)} for numa in (0, 1)}))
@@ -76,7 +76,7 @@ def test_devices_are_given_back_where_the_cpus_of_the_victim_are() -> None:
 
 
 @pytest.mark.parametrize(("cpus", "victims"), [(4, ("low",)), (5, None)])
-def test_a_victim_gives_back_cpus_where_the_object_names_no_pods(
+def test_a_victim_gives_back_cpus_if_the_object_names_no_pods(
     cpus: int, victims: tuple[str, ...] | None
 ) -> None:
     """The object is as Volcano's exporter writes it; whole cores become free."""

@@ -112,7 +112,7 @@ def test_the_floor_is_a_number_and_the_node_may_keep_other_cpus(form: str) -> No
     assert evaluate(demand("next", 4), expect(found, [demand("whole", 8)])).fits
 
 
-def test_the_floor_is_not_counted_where_the_object_names_no_pods() -> None:
+def test_the_floor_is_not_counted_if_the_object_names_no_pods() -> None:
     """Reserved CPUs, which the shared pool keeps in any case, look like owned ones there."""
     node = make(admission=AdmissionRules(floor=2, node_limit=14), reserved=CpuSet((0, 8)))
     state = NodeState.empty(node)
@@ -189,7 +189,7 @@ def test_malformed_policies_make_a_node_unknown(text: str, message: str) -> None
         join_facts("n1", None, read_numatopology(raw), None)
 
 
-def test_rules_are_published_where_the_plan_is_applied() -> None:
+def test_rules_are_published_if_the_plan_is_applied() -> None:
     state = NodeState.empty(make(admission=AdmissionRules(floor=2, pod_limit=4)))
     page = page_of(state)
     policies = json.loads(numatopology(page)["metadata"]["annotations"][POLICIES])

@@ -125,7 +125,7 @@ def test_the_agents_facts_about_the_cpu_manager_are_read_back() -> None:
     assert not published(cpuManagerPolicy="none").rules.static
 
 
-def test_who_writes_memory_only_where_the_memory_manager_is_static() -> None:
+def test_who_writes_memory_only_if_the_memory_manager_is_static() -> None:
     by_nfd = resource_topology("n1", {numa: {"cpu": (8, 8), "memory": (32 * GI, 4 * GI)} for numa in (0, 1)})
     assert not evaluate(wanting("5Gi"), expect(found(by_nfd))).fits
     earlier_agent = {**by_nfd, "metadata": {"name": "n1", "annotations": {FIGURES: "mode=enforce"}}}

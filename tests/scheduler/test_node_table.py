@@ -232,9 +232,7 @@ def test_a_resource_status_from_the_pods_author_is_ignored() -> None:
 
 @pytest.mark.parametrize("qos", ["", "LSR", "LSE", "LS", "BE", "SYSTEM"])
 @pytest.mark.parametrize("static", [True, False])
-def test_a_node_is_refused_for_a_lack_of_exclusive_cpus_only_where_it_gives_some(
-    qos: str, static: bool
-) -> None:
+def test_a_node_is_refused_for_a_lack_of_exclusive_cpus_only_if_it_gives_some(qos: str, static: bool) -> None:
     labels = {"koordinator.sh/qosClass": qos} if qos else {}
     owns = static and qos in ("", "LSR", "LSE")
     table = NodeTable()
@@ -305,7 +303,7 @@ def test_what_no_node_has_any_more_is_forgotten(monkeypatch: pytest.MonkeyPatch)
     assert len(table._shapes) <= 15
 
 
-def test_verdicts_are_forgotten_where_too_many_pods_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_are_forgotten_when_too_many_pods_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_table, "MOST_SIGNATURES", 10)
     table = NodeTable()
     table.put(node("n1", free=""))

@@ -270,7 +270,7 @@ def test_a_recorded_node_has_free_what_its_objects_show() -> None:
     assert used == 11_000, "the pod that runs and the two that came"
 
 
-def test_recorded_pods_come_again_to_empty_nodes_where_they_may_go_anywhere() -> None:
+def test_recorded_pods_come_again_to_empty_nodes_if_they_may_go_anywhere() -> None:
     recorded = numatopology("4-7,8-11", ("uid-a", "1-3"), ("uid-gone", "12-15"))
     done = simulated(listed(node(), recorded, pod("a", 3, "n1")), FleetSettings(anywhere=True))
     assert (done.fleet.cpus, done.fleet.running, done.fleet.pods) == (15, 0, 1)
@@ -323,7 +323,7 @@ def test_a_pod_that_its_node_would_reject_is_left_out() -> None:
     assert figures(done)[1].placed == 1
 
 
-def test_memory_is_of_one_numa_node_where_the_memory_manager_is_static() -> None:
+def test_memory_is_of_one_numa_node_if_the_memory_manager_is_static() -> None:
     zones = [
         {
             "name": f"node-{numa}",

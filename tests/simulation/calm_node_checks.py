@@ -69,5 +69,7 @@ def other_differences(node: Node) -> Iterator[str]:
     rules = {name: getattr(state.node, name) for name in node.rules}
     if rules != node.rules:
         yield f"the rules in effect are {rules}, and the configuration says {node.rules}"
-    if any(trip.body is None and not trip.over for trip in node.kubelet.trips):
+    if any(
+        kubelet_call.body is None and not kubelet_call.over for kubelet_call in node.kubelet.kubelet_calls
+    ):
         yield "calls are still held"

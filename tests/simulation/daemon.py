@@ -243,7 +243,7 @@ class Daemon:
         former.report(self._tell)
         relayed = self.wire.hand_over(
             lambda code, message: kubelet.refuse_undecided(self, code, message),
-            lambda: [trip.call for trip in kubelet.open_at(self)],
+            lambda: [kubelet_call.call for kubelet_call in kubelet.open_at(self)],
             self._tell,
         )
         await self.release.stop()

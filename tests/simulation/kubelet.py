@@ -49,8 +49,8 @@ class Call:
 Life = Generator[Pause | Call, tuple[int, bytes], None]
 
 
-class Trip:
-    """A call under way. It is the ``_Owner`` of its ``InterceptedCall``: the connection that it is on.
+class KubeletCall:
+    """A call of kubelet under way. It is the ``_Owner`` of its ``InterceptedCall``: the connection that it is on.
 
     Attributes:
         life: The pod that waits for the answer.
@@ -137,7 +137,7 @@ class Kubelet:
     def __init__(self, node: Node, seed: str) -> None:
         self.node = node
         self.dice = random.Random(f"{seed} kubelet")
-        self.trips: dict[Trip, None] = {}
+        self.kubelet_calls: dict[KubeletCall, None] = {}
         self.pods: dict[str, CpuSet] = {}
         self.waiting: list[tuple[Life, int, bytes]] = []
         self.waits = False  # no daemon accepts: a successor will
@@ -181,126 +181,130 @@ class Kubelet:
             schedule.after(0.1, self.advance, life, LOST)
         else:
             self._calls += 1
-            trip = Trip(self, life, daemon, step, self._calls)
-            self.trips[trip] = None
-            schedule.after(self.node.delays.wire(), trip.arrive)
+            kubelet_call = KubeletCall(self, life, daemon, step, self._calls)
+            self.kubelet_calls[kubelet_call] = None
+            schedule.after(self.node.delays.wire(), kubelet_call.arrive)
             if self.node.faults.happens(self.node.faults.rates.client_gone):
-                schedule.after(self.dice.random() * 2.0, self.leave, trip)
+                schedule.after(self.dice.random() * 2.0, self.leave, kubelet_call)
 
-    def open_at(self, daemon: Daemon) -> list[Trip]:
+    def open_at(self, daemon: Daemon) -> list[KubeletCall]:
         """Return the calls that are open at a daemon."""
-        return [trip for trip in self.trips if trip.daemon is daemon and not trip.over]
+        return [
+            kubelet_call
+            for kubelet_call in self.kubelet_calls
+            if kubelet_call.daemon is daemon and not kubelet_call.over
+        ]
 
     def is_placing(self, daemon: Daemon) -> bool:
         """Return whether a call that decides where containers are is open at a daemon."""
-        return any(trip.method in PLACING for trip in self.open_at(daemon))
+        return any(kubelet_call.method in PLACING for kubelet_call in self.open_at(daemon))
 
     def refuse_undecided(self, daemon: Daemon, code: int, message: str) -> None:
         """A daemon refuses all calls that it holds."""
-        for trip in self.open_at(daemon):
-            trip.call.refuse(code, message)
+        for kubelet_call in self.open_at(daemon):
+            kubelet_call.call.refuse(code, message)
 
-    def leave(self, trip: Trip) -> None:
+    def leave(self, kubelet_call: KubeletCall) -> None:
         """Disconnect the client of a call; the runtime may execute the call nevertheless."""
-        if trip.over or trip.gone:
+        if kubelet_call.over or kubelet_call.gone:
             return
         node = self.node
-        trip.gone = trip.over = True
-        trip.gone_at = node.schedule.now
-        if trip.daemon.alive:
-            node.schedule.event("cancellation", f"{trip.serial} {trip.method}")
-            node.promises.decided(trip)
-            trip.daemon.answered(trip.call, None, b"")
-        self.lost(trip)
+        kubelet_call.gone = kubelet_call.over = True
+        kubelet_call.gone_at = node.schedule.now
+        if kubelet_call.daemon.alive:
+            node.schedule.event("cancellation", f"{kubelet_call.serial} {kubelet_call.method}")
+            node.promises.decided(kubelet_call)
+            kubelet_call.daemon.answered(kubelet_call.call, None, b"")
+        self.lost(kubelet_call)
 
-    def lost(self, trip: Trip) -> None:
+    def lost(self, kubelet_call: KubeletCall) -> None:
         """Time out: no answer arrives."""
-        self._goes(trip)
-        self.resume(trip, LOST, b"")
+        self._goes(kubelet_call)
+        self.resume(kubelet_call, LOST, b"")
 
-    def _goes(self, trip: Trip) -> None:
-        trip.gone_at = trip.gone_at if trip.gone else self.node.schedule.now
-        trip.over = trip.gone = True
+    def _goes(self, kubelet_call: KubeletCall) -> None:
+        kubelet_call.gone_at = kubelet_call.gone_at if kubelet_call.gone else self.node.schedule.now
+        kubelet_call.over = kubelet_call.gone = True
 
-    def resume(self, trip: Trip, status: int, message: bytes) -> None:
+    def resume(self, kubelet_call: KubeletCall, status: int, message: bytes) -> None:
         """The client has its answer."""
-        self.trips.pop(trip, None)
-        life, trip.life = trip.life, None
+        self.kubelet_calls.pop(kubelet_call, None)
+        life, kubelet_call.life = kubelet_call.life, None
         if life is not None:
             self.advance(life, status, message)
 
     # -- the outcome of a call at the runtime ------------------------------------------------------------
 
-    def carry_out(self, trip: Trip) -> None:
+    def carry_out(self, kubelet_call: KubeletCall) -> None:
         """A forwarded call is at the runtime."""
         node, faults = self.node, self.node.faults
         if not node.runtime.up:
-            self.answer(trip, GrpcStatus.UNAVAILABLE, b"")
-        elif trip.method == "StartContainer" and faults.happens(faults.rates.start_hangs):
-            node.hanging.begin(trip)
+            self.answer(kubelet_call, GrpcStatus.UNAVAILABLE, b"")
+        elif kubelet_call.method == "StartContainer" and faults.happens(faults.rates.start_hangs):
+            node.hanging.begin(kubelet_call)
             node.disturbances.call_hangs()
-        elif trip.gone or not trip.daemon.alive:
-            node.late(lambda: self._done(trip))
+        elif kubelet_call.gone or not kubelet_call.daemon.alive:
+            node.late(lambda: self._done(kubelet_call))
         else:
             rates = faults.rates
-            rate = rates.sandbox_hangs if trip.method == "RunPodSandbox" else rates.call_hangs
-            hangs = trip.method in PLACING and faults.happens(rate)
+            rate = rates.sandbox_hangs if kubelet_call.method == "RunPodSandbox" else rates.call_hangs
+            hangs = kubelet_call.method in PLACING and faults.happens(rate)
             takes = faults.dice.random() * HANGS_S if hangs else node.delays.runtime()
             if hangs:
                 node.disturbances.call_hangs()
-            node.schedule.after(takes, self._carried_out, trip, node.runtime.answers_since)
+            node.schedule.after(takes, self._carried_out, kubelet_call, node.runtime.answers_since)
 
-    def _carried_out(self, trip: Trip, since: float) -> None:
+    def _carried_out(self, kubelet_call: KubeletCall, since: float) -> None:
         node, faults = self.node, self.node.faults
-        if trip.gone and node.schedule.now - trip.gone_at > LATE_S:
+        if kubelet_call.gone and node.schedule.now - kubelet_call.gone_at > LATE_S:
             return  # the runtime has cancelled it
         if not node.runtime.up or node.runtime.answers_since != since:
-            self.answer(trip, GrpcStatus.UNAVAILABLE, b"")
+            self.answer(kubelet_call, GrpcStatus.UNAVAILABLE, b"")
             return
         if faults.happens(faults.rates.call_fails):
             if self.dice.random() < 0.5:
-                self._done(trip)  # what it answers is not true
-            self.answer(trip, GrpcStatus.UNKNOWN, b"")
+                self._done(kubelet_call)  # what it answers is not true
+            self.answer(kubelet_call, GrpcStatus.UNKNOWN, b"")
             return
-        status, message = self._done(trip)
+        status, message = self._done(kubelet_call)
         if faults.happens(faults.rates.answer_lost):
-            self.leave(trip)
+            self.leave(kubelet_call)
         else:
-            self.answer(trip, status, message)
+            self.answer(kubelet_call, status, message)
 
-    def _done(self, trip: Trip) -> tuple[int, bytes]:
-        self.node.runtime.undecided = trip.undecided
+    def _done(self, kubelet_call: KubeletCall) -> tuple[int, bytes]:
+        self.node.runtime.undecided = kubelet_call.undecided
         try:
-            return 0, self.node.runtime.do(trip.method, trip.body or b"")
+            return 0, self.node.runtime.do(kubelet_call.method, kubelet_call.body or b"")
         except RefusedError as error:
             return error.code, b""
         finally:
             self.node.runtime.undecided = False
 
-    def answer(self, trip: Trip, status: int, message: bytes) -> None:
+    def answer(self, kubelet_call: KubeletCall, status: int, message: bytes) -> None:
         """The runtime answers."""
-        self.node.schedule.after(self.node.delays.wire(), self._answered, trip, status, message)
+        self.node.schedule.after(self.node.delays.wire(), self._answered, kubelet_call, status, message)
 
-    def _answered(self, trip: Trip, status: int, message: bytes) -> None:
-        if trip.over:
+    def _answered(self, kubelet_call: KubeletCall, status: int, message: bytes) -> None:
+        if kubelet_call.over:
             return
-        trip.over = True
-        if not trip.daemon.alive:
-            self.lost(trip)
+        kubelet_call.over = True
+        if not kubelet_call.daemon.alive:
+            self.lost(kubelet_call)
             return
-        text = f"{trip.serial} {trip.method} {status} {message.decode(errors='replace')[2:]}"
+        text = f"{kubelet_call.serial} {kubelet_call.method} {status} {message.decode(errors='replace')[2:]}"
         self.node.schedule.event("answer", text)
-        if trip.method == "RunPodSandbox" and status == 0:
-            self.node.promises.sandbox_answered(trip, message)
-        trip.daemon.answered(trip.call, status, message)
-        self.node.promises.decided(trip)
-        self.resume(trip, status, message)
+        if kubelet_call.method == "RunPodSandbox" and status == 0:
+            self.node.promises.sandbox_answered(kubelet_call, message)
+        kubelet_call.daemon.answered(kubelet_call.call, status, message)
+        self.node.promises.decided(kubelet_call)
+        self.resume(kubelet_call, status, message)
 
     def cut(self, daemon: Daemon) -> None:
         """A daemon has ended, and its connections with it."""
-        for trip in [t for t in self.trips if t.daemon is daemon]:
-            self._goes(trip)
-            self.node.schedule.after(self.node.delays.wire(), self.lost, trip)
+        for kubelet_call in [t for t in self.kubelet_calls if t.daemon is daemon]:
+            self._goes(kubelet_call)
+            self.node.schedule.after(self.node.delays.wire(), self.lost, kubelet_call)
 
     # -- pods ---------------------------------------------------------------------------------------------
 

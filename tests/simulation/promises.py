@@ -36,7 +36,7 @@ from tests.simulation.runtime import EXITED
 
 if TYPE_CHECKING:
     from tests.simulation.kernel import Group
-    from tests.simulation.kubelet import Trip
+    from tests.simulation.kubelet import KubeletCall
     from tests.simulation.node import Node
     from tests.simulation.runtime import SimulatedContainer
 
@@ -112,40 +112,45 @@ class Promises:
 
     # -- calls --------------------------------------------------------------------------------------------
 
-    def _known(self, trip: Trip, container_id: str) -> Container | None:
-        return trip.daemon.executor.state.containers.get(container_id)
+    def _known(self, kubelet_call: KubeletCall, container_id: str) -> Container | None:
+        return kubelet_call.daemon.executor.state.containers.get(container_id)
 
-    def forwarded(self, trip: Trip) -> None:
+    def forwarded(self, kubelet_call: KubeletCall) -> None:
         """Note that the daemon forwards a call."""
-        self._in_time(trip)
-        if trip.daemon.wire.replaced and trip.method not in ENDING:
-            self.broken(f"{trip.method} (call {trip.serial}) is forwarded by a daemon that was replaced")
-        trip.undecided = (
-            not trip.daemon.executor.reconciled.is_set() or trip.daemon.executor.store.mode.in_release
+        self._in_time(kubelet_call)
+        if kubelet_call.daemon.wire.replaced and kubelet_call.method not in ENDING:
+            self.broken(
+                f"{kubelet_call.method} (call {kubelet_call.serial}) is forwarded by a daemon that was replaced"
+            )
+        kubelet_call.undecided = (
+            not kubelet_call.daemon.executor.reconciled.is_set()
+            or kubelet_call.daemon.executor.store.mode.in_release
         )
-        if trip.method == "CreateContainer":
-            self._create_forwarded(trip)
-        elif trip.method == "RunPodSandbox":
-            self._sandbox_forwarded(trip)
-        elif trip.method == "StopPodSandbox":
-            self._chosen.pop(pb.StopPodSandboxRequest.FromString(trip.body or b"").pod_sandbox_id, None)
-        elif trip.method == "StartContainer":
-            container_id = pb.StartContainerRequest.FromString(trip.body or b"").container_id
-            known = self._known(trip, container_id)
+        if kubelet_call.method == "CreateContainer":
+            self._create_forwarded(kubelet_call)
+        elif kubelet_call.method == "RunPodSandbox":
+            self._sandbox_forwarded(kubelet_call)
+        elif kubelet_call.method == "StopPodSandbox":
+            self._chosen.pop(
+                pb.StopPodSandboxRequest.FromString(kubelet_call.body or b"").pod_sandbox_id, None
+            )
+        elif kubelet_call.method == "StartContainer":
+            container_id = pb.StartContainerRequest.FromString(kubelet_call.body or b"").container_id
+            known = self._known(kubelet_call, container_id)
             if known is not None:
                 self._plays(container_id, _role(known))
 
-    def _create_forwarded(self, trip: Trip) -> None:
-        request = pb.CreateContainerRequest.FromString(trip.body or b"")
+    def _create_forwarded(self, kubelet_call: KubeletCall) -> None:
+        request = pb.CreateContainerRequest.FromString(kubelet_call.body or b"")
         meta = request.config.metadata
-        for container in trip.daemon.executor.state.in_sandbox(request.pod_sandbox_id):
+        for container in kubelet_call.daemon.executor.state.in_sandbox(request.pod_sandbox_id):
             if container.name == meta.name and container.attempt == meta.attempt:
                 self._creates[request.pod_sandbox_id, meta.name, meta.attempt] = _role(container)
                 chosen, has = self._chosen.get(request.pod_sandbox_id), container.placement.exclusive
                 # kubelet may remove a sandbox again that it removed before, and meet a new one with its id.
                 exists = request.pod_sandbox_id in self.node.runtime.sandboxes
-                is_other = chosen and exists and not trip.undecided and has.bits != chosen
-                if is_other and self._is_resized(trip, request, len(has)):
+                is_other = chosen and exists and not kubelet_call.undecided and has.bits != chosen
+                if is_other and self._is_resized(kubelet_call, request, len(has)):
                     self._chosen[request.pod_sandbox_id] = has.bits if self.disk_works else 0
                 elif is_other:
                     self.broken(
@@ -155,27 +160,27 @@ class Promises:
                     self._has_record(container, "is forwarded")
                 return
 
-    def _is_resized(self, trip: Trip, request: pb.CreateContainerRequest, count: int) -> bool:
+    def _is_resized(self, kubelet_call: KubeletCall, request: pb.CreateContainerRequest, count: int) -> bool:
         """Return whether a pod has requested this number of CPUs, and all its containers have ended.
 
         The create that requested it may have been withdrawn. A container does not count whose create was
         answered with an error, although the runtime has made it: the daemon learns of it from the next list.
         """
-        known = trip.daemon.executor.state.containers
+        known = kubelet_call.daemon.executor.state.containers
         inside = [one for one in self.node.runtime.inside(request.pod_sandbox_id) if one.id in known]
         requested = self.node.kubelet.sizes.get(request.pod_sandbox_id, ())
         return count in requested and all(one.state == EXITED for one in inside)
 
-    def _sandbox_forwarded(self, trip: Trip) -> None:
-        uid = pb.RunPodSandboxRequest.FromString(trip.body or b"").config.metadata.uid
-        for pod in trip.daemon.executor.state.pods.values():
+    def _sandbox_forwarded(self, kubelet_call: KubeletCall) -> None:
+        uid = pb.RunPodSandboxRequest.FromString(kubelet_call.body or b"").config.metadata.uid
+        for pod in kubelet_call.daemon.executor.state.pods.values():
             if pod.uid == uid and pod.cpuset is not None and pod.cpuset_chosen_locally:
-                trip.chosen = pod.cpuset.bits
+                kubelet_call.chosen = pod.cpuset.bits
 
-    def sandbox_answered(self, trip: Trip, message: bytes) -> None:
+    def sandbox_answered(self, kubelet_call: KubeletCall, message: bytes) -> None:
         """The client learns that its sandbox is there: the pod keeps the CPUs that were chosen for it."""
-        if trip.chosen and self.disk_works:
-            self._chosen[pb.RunPodSandboxResponse.FromString(message).pod_sandbox_id] = trip.chosen
+        if kubelet_call.chosen and self.disk_works:
+            self._chosen[pb.RunPodSandboxResponse.FromString(message).pod_sandbox_id] = kubelet_call.chosen
 
     def _has_record(self, container: Container, event: str) -> None:
         """Check that a container owns CPUs according to the ledger."""
@@ -183,19 +188,19 @@ class Promises:
         if self.disk_works and not any(key in self.durable for key in keys):
             self.broken(f"{container.ref} {event}, and the ledger has no record of its CPUs")
 
-    def decided(self, trip: Trip) -> None:
+    def decided(self, kubelet_call: KubeletCall) -> None:
         """Handle the end of a call."""
 
-    def _in_time(self, trip: Trip) -> None:
-        held = self.node.schedule.now - trip.sent_at
+    def _in_time(self, kubelet_call: KubeletCall) -> None:
+        held = self.node.schedule.now - kubelet_call.sent_at
         if held > self.node.hold_limit:
-            self.broken(f"{trip.method} (call {trip.serial}) was held for {held:.1f} s")
+            self.broken(f"{kubelet_call.method} (call {kubelet_call.serial}) was held for {held:.1f} s")
 
     def held_in_time(self) -> None:
         """Check that no call is held for too long."""
-        for trip in self.node.kubelet.trips:
-            if trip.body is None and not trip.over and trip.daemon.alive:
-                self._in_time(trip)
+        for kubelet_call in self.node.kubelet.kubelet_calls:
+            if kubelet_call.body is None and not kubelet_call.over and kubelet_call.daemon.alive:
+                self._in_time(kubelet_call)
 
     # -- containers ---------------------------------------------------------------------------------------
 

@@ -417,7 +417,7 @@ def test_a_daemon_detects_the_exit_of_its_successor(channel: tuple[socket.socket
         Successor(ours, 7).take_over(quiet=True)
 
 
-def test_a_daemon_continues_where_its_successor_has_ended_before_the_hand_over(
+def test_a_daemon_continues_if_its_successor_has_ended_before_the_hand_over(
     channel: tuple[socket.socket, Predecessor],
 ) -> None:
     ours, predecessor = channel

@@ -107,7 +107,7 @@ def test_the_service_cannot_write_its_configuration_and_its_hooks() -> None:
     assert writable <= set(service["ReadOnlyPaths"][0].split())
 
 
-def test_examples_are_not_active_where_the_directory_is_copied() -> None:
+def test_examples_are_not_active_if_the_directory_is_copied() -> None:
     """systemd reads UNIT.d next to a unit, and UNIT.wants; it does not read examples/UNIT.d."""
     special = re.compile(r".*\.(d|wants|requires|upholds)")
     directories = [path.name for path in UNITS.iterdir() if path.is_dir() and special.fullmatch(path.name)]

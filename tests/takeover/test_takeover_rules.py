@@ -334,7 +334,7 @@ def test_owners_that_the_file_cannot_describe_are_skipped_and_reported() -> None
     assert any("ns/a/x has CPUs 0-1" in message for message in messages)
 
 
-def test_a_strict_reserve_is_remembered_where_kubelet_does_not_report_it() -> None:
+def test_a_strict_reserve_is_remembered_if_kubelet_does_not_report_it() -> None:
     record = changed_copy(begun(), strict=True)
     text = kubelet_state_text(record, inputs(manager=CpuManager()), "static").text
     assert held_cpus(read_cpu(text)).default == CpuSet([1, 5, 6, 7])

@@ -43,7 +43,7 @@ def test_processes_that_run_a_kubelet_are_found(root: Path) -> None:
     assert signs_of_kubelet(root / "kubelet", root / "absent", NOWHERE) == ()
 
 
-def test_sockets_count_where_a_process_listens(root: Path) -> None:
+def test_sockets_count_if_a_process_listens(root: Path) -> None:
     path = root / "kubelet/pod-resources/kubelet.sock"
     path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as server:

@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_read_back_is_examined_before_the_next_step(
     assert writer_of(ledger, directory).record == writer.record
 
 
-def test_no_file_is_written_where_the_record_cannot_be_stored(ledger: Any, directory: Path) -> None:
+def test_no_file_is_written_if_the_record_cannot_be_stored(ledger: Any, directory: Path) -> None:
     with pytest.raises(CannotCreateError, match="keeps no state"):
         writer_of(None, directory).take(finishing())
 

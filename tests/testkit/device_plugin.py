@@ -1,4 +1,4 @@
-"""A device plug-in that a test plays: a real gRPC server on a unix socket, which can misbehave."""
+"""A device plugin that a test plays: a real gRPC server on a unix socket, which can misbehave."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def allocated(*ids: str) -> pb.AllocateResponse:
 
 
 class PlayedPlugin:
-    """A plug-in of one resource.
+    """A plugin of one resource.
 
     Attributes:
         devices: The devices that it lists to each new client of ListAndWatch.

@@ -47,7 +47,7 @@ def test_cpus_without_caches_and_offline_sharers(sysfs) -> None:
     assert str(machine.caches[0].cpus) == "0-1"
 
 
-def test_the_list_is_used_where_there_is_no_map(sysfs) -> None:
+def test_the_list_is_used_if_there_is_no_map(sysfs) -> None:
     files = dict(BASE)
     for i in (0, 1):
         files |= cache(i, 0, 2, "", shared_cpu_list="0-1")

@@ -62,7 +62,7 @@ def test_the_map_wins_over_a_stale_list_and_offline_cpus_are_left_out(sysfs) -> 
     assert str(machine.nodes[0].cpus) == "0-3"
 
 
-def test_links_are_used_where_map_and_list_are_missing(sysfs) -> None:
+def test_links_are_used_if_map_and_list_are_missing(sysfs) -> None:
     machine = read_machine(sysfs(BASE | node(0, cpu0="", cpu1="") | node(1, cpu2="", cpu3="", cpufreq="")))
     assert [str(n.cpus) for n in machine.nodes] == ["0-1", "2-3"]
 

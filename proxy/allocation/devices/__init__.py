@@ -1,1 +1,1 @@
-"""Devices of device plug-ins: registration, hints and allocation, as kubelet's device manager."""
+"""Devices of device plugins: registration, hints and allocation, as kubelet's device manager."""

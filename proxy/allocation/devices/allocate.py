@@ -6,14 +6,14 @@ Devices are taken, until there are enough, from
 1. the reusable ones of the pod's init containers;
 2. if more are *aligned* (near to a node of the mask) than still needed: those of them that the plugin
    prefers, then the other aligned ones;
-3. otherwise all aligned ones, then those that the plug-in prefers among all available, then the *unaligned*
+3. otherwise all aligned ones, then those that the plugin prefers among all available, then the *unaligned*
    ones (near to other nodes), finally those near to no node.
 
 Without a mask, or if no device of the resource is near to a node, all devices count as near to no node.
 Inside a set kubelet's choice is random; ours is by id, and among the reusable ones the aligned ones come
 first.
 
-A plug-in's preference (GetPreferredAllocation) is an argument: the caller provides it. If the answer is not
+A plugin's preference (GetPreferredAllocation) is an argument: the caller provides it. If the answer is not
 known yet, ``PreferenceMissing`` ends the allocation with the query; the caller makes the query and allocates
 again.
 """
@@ -33,7 +33,7 @@ from proxy.model.phrases import numa_nodes_text
 from proxy.model.requests import PodRequests
 
 Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]
-"""Calls a plug-in with the ids to choose from, the ids that must be included, and the total; returns ids."""
+"""Calls a plugin with the ids to choose from, the ids that must be included, and the total; returns ids."""
 
 
 class DeviceRejectedError(AllocationRejectedError):
@@ -41,7 +41,7 @@ class DeviceRejectedError(AllocationRejectedError):
 
 
 class QueryPreference(Struct, frozen=True):
-    """Query a device plug-in for its preferred devices first, then allocate again with the answer.
+    """Query a device plugin for its preferred devices first, then allocate again with the answer.
 
     Attributes:
         container: The name of the container that the devices are for.
@@ -59,7 +59,7 @@ class QueryPreference(Struct, frozen=True):
 
 
 class PreferenceMissing(Exception):  # noqa: N818 - a query, not an error
-    """The preference of a plug-in has to be read first.
+    """The preference of a plugin has to be read first.
 
     Attributes:
         query: The query that is needed.
@@ -78,7 +78,7 @@ def answered_preference(
     must_include: Sequence[str],
     size: int,
 ) -> tuple[str, ...]:
-    """Return a plug-in's answered preference; with all arguments but the last three bound, a ``Prefer``.
+    """Return a plugin's answered preference; with all arguments but the last three bound, a ``Prefer``.
 
     Raises:
         PreferenceMissing: The preference has not been read yet.
@@ -235,7 +235,7 @@ def _parted(
 
 
 def _preferred(prefer: Prefer | None, among: list[str], taking: _Taking, count: int) -> list[str]:
-    """Return the devices that the plug-in prefers; ids that are not in ``among`` are ignored."""
+    """Return the devices that the plugin prefers; ids that are not in ``among`` are ignored."""
     if prefer is None:
         return []
     must = sorted(taking.taken)

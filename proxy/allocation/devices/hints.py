@@ -1,7 +1,7 @@
 """The hints of devices: the NUMA nodes near to which there are enough of them.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/devicemanager/topology_hints.go ``generateDeviceTopologyHints``. For
-each resource of the limits that a plug-in has registered:
+each resource of the limits that a plugin has registered:
 
 - no device of it is near to a node: no preference;
 - the container (in pod scope: the pod) holds devices already: hints are made from these alone, and there are

@@ -1,6 +1,6 @@
 """The registered devices, and the containers that hold them.
 
-Source: kubernetes v1.36, pkg/kubelet/cm/devicemanager/pod_devices.go. Plug-ins register resources and report
+Source: kubernetes v1.36, pkg/kubelet/cm/devicemanager/pod_devices.go. Plugins register resources and report
 their devices: an id, whether it is healthy, and the NUMA nodes it is near to, if any. A device is held by a
 container until its pod is gone; containers of one pod may hold the same device one after the other: what an
 ordinary init container held can be reused by the containers after it.
@@ -44,8 +44,8 @@ class DeviceState(Struct, frozen=True):
     Attributes:
         registered: Resource to device id to device.
         held: Pod uid to container name to resource to device ids.
-        answers: Pod uid to container name to resource to the plug-in's answer to Allocate. Devices without an
-            answer are reserved: the plug-in has yet to answer.
+        answers: Pod uid to container name to resource to the plugin's answer to Allocate. Devices without an
+            answer are reserved: the plugin has yet to answer.
     """
 
     registered: Mapping[str, Mapping[str, RegisteredDevice]] = field(default_factory=dict)
@@ -112,11 +112,11 @@ class DeviceState(Struct, frozen=True):
         return {r: tuple(sorted(ids)) for r, ids in held.items() if ids and r not in answered}
 
     def answers_of(self, uid: str, name: str) -> Mapping[str, AllocateAnswer]:
-        """Return the answers of plug-ins for a container, by resource."""
+        """Return the answers of plugins for a container, by resource."""
         return self.answers.get(uid, {}).get(name, {})
 
     def answered(self, uid: str, name: str, answers: Mapping[str, AllocateAnswer]) -> DeviceState:
-        """Return the state with answers of plug-ins for devices that a container holds."""
+        """Return the state with answers of plugins for devices that a container holds."""
         held = self.held.get(uid, {}).get(name, {})
         known = {**self.answers_of(uid, name), **{r: a for r, a in answers.items() if r in held}}
         return replace(self, answers={**self.answers, uid: {**self.answers.get(uid, {}), name: known}})

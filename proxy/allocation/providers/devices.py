@@ -1,7 +1,7 @@
 """The providers of devices: those that topoproxy assigns itself, and those that kubelet has assigned.
 
 kubelet's device manager assigns devices before the container reaches the CRI. There is nothing left to
-choose: the NUMA nodes near to them are one hint by resource (``AssignedDevices``). Devices of plug-ins that
+choose: the NUMA nodes near to them are one hint by resource (``AssignedDevices``). Devices of plugins that
 are registered with topoproxy, and those of a simulation, are assigned here as kubelet's device manager would
 assign its own (``DeviceProvider``).
 """
@@ -66,7 +66,7 @@ class DeviceProvider(Provider):
 
         Raises:
             DeviceRejectedError: There are not enough devices.
-            PreferenceMissing: The preference of the plug-in has to be read first.
+            PreferenceMissing: The preference of the plugin has to be read first.
         """
         requests, state = _known_requests(request), self.state
         if requests is request.requests:
@@ -144,7 +144,7 @@ def _known_requests(request: ProviderRequest) -> PodRequests:
 
 
 def _preferences(request: ProviderRequest, name: str) -> dict[str, Prefer]:
-    """Return the preferences of plug-ins for a container, by resource."""
+    """Return the preferences of plugins for a container, by resource."""
     return {
         resource: partial(answered_preference, named, resource, preferred)
         for (named, resource), preferred in request.preferred.items()

@@ -34,7 +34,7 @@ from proxy.model.requests import PodRequests
 from proxy.model.workload import Container, LocatedDevice, Pod, Request
 
 Preferences = Mapping[tuple[str, str], tuple[str, ...] | None]
-"""Devices that plug-ins prefer, by container and resource."""
+"""Devices that plugins prefer, by container and resource."""
 NO_PREFERENCES: Preferences = {}
 
 
@@ -60,8 +60,8 @@ class ProviderRequest(Struct, frozen=True):
         avoid: CPUs that must not be chosen.
         even: Whether CPUs are divided evenly over the NUMA nodes of the hint.
         unmerged: Whether the policy merges no hints (``none``), so that providers choose by themselves.
-        preferred: What device plug-ins prefer, by container and resource; None if the plug-in has to be
-            queried first. Plug-ins that are not named have no preference.
+        preferred: What device plugins prefer, by container and resource; None if the plugin has to be
+            queried first. Plugins that are not named have no preference.
     """
 
     pod: Pod

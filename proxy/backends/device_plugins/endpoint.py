@@ -38,13 +38,13 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry
 
 RECONNECT: Final = Backoff(0.2, 30.0, steady=60.0)
-"""Seconds before a plug-in whose list has ended is dialled again."""
+"""Seconds before a plugin whose list has ended is dialled again."""
 PROBE: Final = Backoff(1.0, 60.0, steady=300.0)
 """Seconds before an isolated plug-in is queried again."""
 PREFER: Final = Backoff(10.0, 300.0)
-"""Seconds for which a plug-in that did not give a usable preference is not queried for one."""
+"""Seconds for which a plugin that did not give a usable preference is not queried for one."""
 FAILURES: Final = 3
-"""This many calls in a row without a usable answer isolate a plug-in."""
+"""This many calls in a row without a usable answer isolate a plugin."""
 PREFERENCE_S: Final = 2.0
 """The longest deadline of a request for a preference."""
 PRE_START_S: Final = 30.0
@@ -66,7 +66,7 @@ class EndpointState(StrEnum):
 
 
 class PluginEndpoint:
-    """A plug-in that has registered; for the event loop.
+    """A plugin that has registered; for the event loop.
 
     Attributes:
         resource: The resource that it has registered.
@@ -75,7 +75,7 @@ class PluginEndpoint:
         reason: Why it does not serve; empty if it does.
         devices: Its newest list; None before the first list.
         has_preferences: Whether it answers GetPreferredAllocation.
-        needs_pre_start: Whether the plug-in requires PreStartContainer.
+        needs_pre_start: Whether the plugin requires PreStartContainer.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class PluginEndpoint:
         self.has_preferences, self.needs_pre_start = messages.read_options(content)
 
     async def run(self) -> None:
-        """Follow the devices of the plug-in, until the task is cancelled."""
+        """Follow the devices of the plugin, until the task is cancelled."""
         pauses, again = RetryDelays(RECONNECT), False
         while True:
             began = self._loop.time()
@@ -230,7 +230,7 @@ class PluginEndpoint:
         return await self._served("Allocate", request, self._timeout(), messages.read_allocation)
 
     async def pre_start(self, ids: tuple[str, ...]) -> None:
-        """Make the plug-in prepare devices for a container.
+        """Make the plugin prepare devices for a container.
 
         Raises:
             PluginCallError, PluginAnswerError: There is no usable answer.
@@ -288,7 +288,7 @@ class PluginEndpoint:
 
 
 class ListFeed:
-    """Holds the newest list of a plug-in. ``put`` is for the thread that reads, everything else for the loop.
+    """Holds the newest list of a plugin. ``put`` is for the thread that reads, everything else for the loop.
 
     A list replaces all lists before it. If a newer list arrives before a list has been read, the older list
     is dropped, so that a plug-in that sends lists without end costs no more than its newest list.

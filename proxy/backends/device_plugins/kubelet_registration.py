@@ -21,11 +21,11 @@ from proxy.backends.kubelet.settings import KubeletError
 SOCKET_NAME: Final = "kubelet.sock"
 REGISTER: Final = "/v1beta1.Registration/Register"
 CALL_S: Final = 25.0
-"""Deadline of a registration at kubelet, which dials the plug-in for 10 s and then waits for its options."""
+"""Deadline of a registration at kubelet, which dials the plugin for 10 s and then waits for its options."""
 
 
 class KubeletRegistration:
-    """Registers plug-ins at kubelet; every method may block."""
+    """Registers plugins at kubelet; every method may block."""
 
     def __init__(self, directory: Path, links: Path) -> None:
         """Store the directories; nothing is changed yet.
@@ -39,7 +39,7 @@ class KubeletRegistration:
         self._channel = UnixChannel(str(directory / SOCKET_NAME), CALL_S)
 
     def forward(self, request: pb.RegisterRequest, path: Path) -> None:
-        """Register a plug-in at kubelet, with the request unchanged.
+        """Register a plugin at kubelet, with the request unchanged.
 
         Args:
             request: The plug-in's request.

@@ -69,7 +69,7 @@ def _nodes(device: pb.Device) -> Mask | None:
 
 
 def read_options(content: bytes) -> tuple[bool, bool]:
-    """Read the options of a plug-in: whether it has preferences, and whether it is called before starts.
+    """Read the options of a plugin: whether it has preferences, and whether it is called before starts.
 
     Raises:
         PluginAnswerError: The answer is too large, or cannot be decoded.
@@ -80,7 +80,7 @@ def read_options(content: bytes) -> tuple[bool, bool]:
 
 
 def preference_request(available: Collection[str], must_include: Collection[str], size: int) -> bytes:
-    """Write a request for the preference of a plug-in."""
+    """Write a request for the preference of a plugin."""
     requested = pb.ContainerPreferredAllocationRequest(
         available_deviceIDs=sorted(available),
         must_include_deviceIDs=sorted(must_include),

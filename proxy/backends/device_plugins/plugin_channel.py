@@ -26,7 +26,7 @@ from proxy.wire.grpc_channel import ONE_THREAD, GrpcChannel, details_of
 
 SERVICE: Final = "/v1beta1.DevicePlugin"
 READ_GAP_S: Final = 0.005
-"""Seconds between two messages that are read from a plug-in."""
+"""Seconds between two messages that are read from a plugin."""
 MARGIN_S: Final = 1.0
 """If gRPC has not reported the end of a call this many seconds after its deadline, the call is given up."""
 _TOO_LARGE: Final = re.compile("(?<!SERVER: )Received message larger than max")
@@ -46,7 +46,7 @@ class PluginCallError(Exception):
 
 
 class PluginChannel:
-    """A connection to one plug-in; for the event loop."""
+    """A connection to one plugin; for the event loop."""
 
     def __init__(self, path: Path) -> None:
         """Store the path of the socket; nothing is dialled before the first call."""

@@ -1,4 +1,4 @@
-"""The device plug-ins of the node, by resource: implements ``proxy.executor.device_ports.DevicePlugins``.
+"""The device plugins of the node, by resource: implements ``proxy.executor.device_ports.DevicePlugins``.
 
 As in kubelet's device manager (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go), a resource belongs
 to the plug-in that registered it last. When a plug-in does not serve, its devices are unhealthy at once
@@ -44,7 +44,7 @@ DOWN: Final = "a device plug-in does not serve: its devices are unhealthy"
 
 @dataclass(slots=True)
 class ManagedResource:
-    """A resource and its plug-in.
+    """A resource and its plugin.
 
     Attributes:
         endpoint: The plug-in that registered last.
@@ -52,7 +52,7 @@ class ManagedResource:
         reported: The devices that were last reported to the node; None if none were, or after a withdrawal.
         since: When the plug-in last began to serve or stopped serving, by the loop's clock.
         registered: How often the resource was registered.
-        withdrawal: Withdraws the resource; None while the plug-in serves.
+        withdrawal: Withdraws the resource; None while the plugin serves.
     """
 
     endpoint: PluginEndpoint
@@ -63,7 +63,7 @@ class ManagedResource:
     withdrawal: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
-        """Cancel the task and the timer of the plug-in."""
+        """Cancel the task and the timer of the plugin."""
         self.endpoint.close()
         self.task.cancel()
         if self.withdrawal is not None:
@@ -80,15 +80,15 @@ class RegisterPause:
 
 
 class DevicePluginRegistry:
-    """Manages the registered plug-ins and reports their devices; for the event loop."""
+    """Manages the registered plugins and reports their devices; for the event loop."""
 
     def __init__(self, context: NodeContext, timeout_s: float, grace_s: float = GRACE_S) -> None:
-        """Begin without plug-ins, on the running event loop.
+        """Begin without plugins, on the running event loop.
 
         Args:
             context: The node that is notified about devices.
             timeout_s: Deadline of calls, in seconds.
-            grace_s: Seconds after which a resource without a plug-in is withdrawn.
+            grace_s: Seconds after which a resource without a plugin is withdrawn.
         """
         self._timeout_s = timeout_s
         self._context = context
@@ -108,7 +108,7 @@ class DevicePluginRegistry:
 
         Args:
             resource: The resource; its name has been checked.
-            path: The socket of the plug-in.
+            path: The socket of the plugin.
 
         Raises:
             DevicePluginError: The plug-in does not answer, or registers too often; or there are too many
@@ -168,7 +168,7 @@ class DevicePluginRegistry:
         self._timeout_s = seconds
 
     async def withdraw(self, resource: str, reason: str) -> None:
-        """Drop the plug-in of a resource, and withdraw the resource; containers keep the devices they have.
+        """Drop the plugin of a resource, and withdraw the resource; containers keep the devices they have.
 
         Args:
             resource: The resource; nothing happens if no plug-in has registered it, in this run or before.
@@ -195,7 +195,7 @@ class DevicePluginRegistry:
     # -- devices ------------------------------------------------------------------------------------------
 
     def _changed(self, endpoint: PluginEndpoint) -> None:
-        """Update the node with the devices of a plug-in, or with its state."""
+        """Update the node with the devices of a plugin, or with its state."""
         managed = self._resources.get(endpoint.resource)
         if managed is None or managed.endpoint is not endpoint:
             return
@@ -240,12 +240,12 @@ class DevicePluginRegistry:
             managed.withdrawal = self._loop.call_later(self._grace_s, self._withdraw, resource)
 
     def _drop(self, resource: str) -> None:
-        """Forget the plug-in of a resource."""
+        """Forget the plugin of a resource."""
         self._resources.pop(resource).end()
         self._context.telemetry.resolved(DOWN, resource=resource)
 
     def _withdraw_unclaimed(self) -> None:
-        """Withdraw resources of an earlier run of the daemon whose plug-ins have not registered again."""
+        """Withdraw resources of an earlier run of the daemon whose plugins have not registered again."""
         for resource in self._context.state.devices.registered.keys() - self._resources.keys():
             self._context.store.handle(DevicesChanged(resource, None))
             self._context.telemetry.event(
@@ -255,7 +255,7 @@ class DevicePluginRegistry:
     # -- calls: DevicePlugins -----------------------------------------------------------------------------
 
     def offers_preference(self, resource: str) -> bool:
-        """Return whether the plug-in of a resource answers ``preferred``."""
+        """Return whether the plugin of a resource answers ``preferred``."""
         managed = self._resources.get(resource)
         return managed is not None and managed.endpoint.has_preferences
 
@@ -285,7 +285,7 @@ class DevicePluginRegistry:
             raise _failed(resource, "allocate devices of", endpoint.path, error) from None
 
     async def pre_start(self, resource: str, ids: tuple[str, ...]) -> None:
-        """Make a plug-in prepare the devices of a container; see ``DevicePlugins``."""
+        """Make a plugin prepare the devices of a container; see ``DevicePlugins``."""
         endpoint = self._endpoint("prepare devices of", resource)
         try:
             await endpoint.pre_start(ids)

@@ -39,7 +39,7 @@ class AddedDevices(Struct, frozen=True):
 
 
 def plugin(resource: str) -> str:
-    """Return the name of a plug-in in messages."""
+    """Return the name of a plugin in messages."""
     return f"the device plug-in of {resource}"
 
 

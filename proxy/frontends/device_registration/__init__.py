@@ -1,1 +1,1 @@
-"""The registration server at which device plug-ins register, as kubelet's device manager has one."""
+"""The registration server at which device plugins register, as kubelet's device manager has one."""

@@ -1,4 +1,4 @@
-"""The registration server of device plug-ins, v1beta1: checks registrations, and passes them on.
+"""The registration server of device plugins, v1beta1: checks registrations, and passes them on.
 
 As in kubelet (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go), ``Register`` is
 answered after the plug-in was reached and has returned its options: a plug-in serves before it registers.
@@ -57,10 +57,10 @@ STOP_S: Final = 0.5
 REFUSED: Final = "cannot register a device plug-in"
 
 Register = Callable[[str, Path], Awaitable[None]]
-"""Takes a resource and the socket of its plug-in; may raise ``DevicePluginError``."""
+"""Takes a resource and the socket of its plugin; may raise ``DevicePluginError``."""
 
 SOCKET_NAME: Final = "kubelet.sock"
-"""The name of the registration server's socket, which plug-ins have built in."""
+"""The name of the registration server's socket, which plugins have built in."""
 MODE: Final = 0o750
 """Mode of the directory, as kubelet's."""
 
@@ -91,7 +91,7 @@ def _is_socket(path: Path) -> bool:
 
 
 def socket_of(directory: Path, endpoint: str) -> Path:
-    """Return the socket of a plug-in.
+    """Return the socket of a plugin.
 
     Args:
         directory: The directory.
@@ -123,7 +123,7 @@ class ForwardTarget(Protocol):
     """kubelet, as the manager of the resources that are not taken over. Every method may block."""
 
     def forward(self, request: pb.RegisterRequest, path: Path) -> None:
-        """Register a plug-in there.
+        """Register a plugin there.
 
         Raises:
             KubeletError: It is refused, or there is no answer.
@@ -212,7 +212,7 @@ class RegistrationServer:
         self._socket.close()
         gone, self._forwarded = self._forwarded, set()
         for path in list(gone):
-            with contextlib.suppress(OSError):  # that plug-in keeps its socket; the others are served again
+            with contextlib.suppress(OSError):  # that plugin keeps its socket; the others are served again
                 path.unlink(missing_ok=True)
         self._socket.open()
 
@@ -247,7 +247,7 @@ class RegistrationServer:
         return b""
 
     def _checked(self, request: pb.RegisterRequest) -> Path:
-        """Return the socket of the plug-in, or raise InputError."""
+        """Return the socket of the plugin, or raise InputError."""
         if request.version != VERSION:
             version = f"{quoted(request.version)} (supported: {VERSION})"
             raise InputError(f"cannot register a device plug-in with API version {version}")
@@ -268,7 +268,7 @@ class RegistrationServer:
         self._telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="forwarded")
 
     def _wait(self, resource: str, path: Path, context: grpc.ServicerContext) -> None:
-        """Register the plug-in on the event loop."""
+        """Register the plugin on the event loop."""
 
         async def registering() -> None:
             async with asyncio.timeout(WAIT_S):

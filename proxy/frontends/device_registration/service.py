@@ -1,4 +1,4 @@
-"""The service for device plug-ins: it serves registrations, and is started and stopped by the daemon."""
+"""The service for device plugins: it serves registrations, and is started and stopped by the daemon."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Registrations(Protocol):
         """Return the resources as plain data."""
 
     def close(self) -> None:
-        """Drop all plug-ins."""
+        """Drop all plugins."""
 
 
 class DevicePluginService:
@@ -112,7 +112,7 @@ class DevicePluginService:
         telemetry.resolved(CANNOT_SERVE, path=directory)
 
     async def stop(self) -> None:
-        """Stop listening, and drop all plug-ins."""
+        """Stop listening, and drop all plugins."""
         self._plugins.close()
         if self._kubelet is not None:
             self._kubelet.close()
@@ -120,7 +120,7 @@ class DevicePluginService:
         await asyncio.gather(*(asyncio.to_thread(server.close) for server in servers))
 
     def reconfigure(self, config: DevicePluginsConfig) -> None:
-        """Apply settings that can change while plug-ins are served."""
+        """Apply settings that can change while plugins are served."""
         self._plugins.change_timeout(config.timeout)
 
     def page(self) -> dict[str, object]:

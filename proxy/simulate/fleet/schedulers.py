@@ -212,7 +212,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
             chance: Decides among equal nodes.
             percentage: ``percentageOfNodesToScore``.
             weight: The extender's weight in the scheduler's configuration; its scores are 0 to 10, and those
-                of plug-ins 0 to 100.
+                of plugins 0 to 100.
             strategy: How the extender scores nodes.
         """
         super().__init__(hosts, chance, percentage)

@@ -4,14 +4,14 @@ Theory (kubernetes v1.36 pkg/scheduler). NodeResourcesFit leaves out nodes that 
 CPU, memory or any other resource by requests (framework/plugins/noderesources/fit.go, fitsRequest). The
 search begins where the last one ended and stops at enough feasible nodes (schedule_one.go,
 numFeasibleNodesToFind).
-Two plug-ins tell those nodes apart, each with weight 1 (apis/config/v1/default_plugins.go):
+Two plugins tell those nodes apart, each with weight 1 (apis/config/v1/default_plugins.go):
 
 - NodeResourcesFit with LeastAllocated: the free share of CPU and memory; a container without a request counts
   with 100m and 200Mi (noderesources/least_allocated.go);
 - NodeResourcesBalancedAllocation: how much closer the pod brings the used shares of CPU and memory to each
   other (noderesources/balanced_allocation.go, balancedResourceScorer). It skips pods that request neither.
 
-The other plug-ins give every node the same score if nodes have no taints and no images, and pods no affinity,
+The other plugins give every node the same score if nodes have no taints and no images, and pods no affinity,
 no spread constraints and no owner that a Service or a ReplicaSet selects. A random number decides among
 equals.
 
@@ -38,7 +38,7 @@ ExtenderCall = Callable[[Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 """An extender: returns the nodes that pass, and the scores to add; empty for equal scores."""
 
 BEST = 100
-"""The best score of a plug-in."""
+"""The best score of a plugin."""
 LEAST_FEASIBLE = 100
 """Nodes that are always looked for (minFeasibleNodesToFind)."""
 LEAST_PERCENTAGE = 5
@@ -101,7 +101,7 @@ class StockView:
 
 
 class StockScheduler:
-    """kube-scheduler with its default plug-ins. ``take`` keeps its view of the nodes.
+    """kube-scheduler with its default plugins. ``take`` keeps its view of the nodes.
 
     Attributes:
         changes: The nodes that have changed, one for each change.

@@ -297,7 +297,7 @@ def test_a_disruption_budget_is_respected_and_tried_again() -> None:
 
 
 @pytest.mark.parametrize("fallback", [False, True])
-def test_a_pod_is_deleted_instead_where_the_operator_permits_that(fallback: bool) -> None:
+def test_a_pod_is_deleted_instead_if_the_operator_permits_that(fallback: bool) -> None:
     async def scenario(world: World) -> None:
         world.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [403]
         await world.ending.step(page(rejection()))
@@ -401,7 +401,7 @@ def test_an_end_that_fails_does_not_renew_the_mark() -> None:
     run_scenario(World(), scenario)
 
 
-def test_a_mark_whose_write_had_no_answer_is_removed_where_no_pod_was_ended(
+def test_a_mark_whose_write_had_no_answer_is_removed_if_no_pod_was_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(world: World) -> None:

@@ -212,7 +212,7 @@ def test_exactly_the_requested_number_of_free_cpus_is_taken_deterministically(
 
 
 @given(requests())
-def test_other_pods_are_avoided_where_a_node_has_room(
+def test_other_pods_are_avoided_if_a_node_has_room(
     request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated],
 ) -> None:
     topo, free, n, bind_request, taken = request
@@ -233,7 +233,7 @@ def test_other_pods_are_avoided_where_a_node_has_room(
 
 
 @given(requests())
-def test_the_policy_holds_where_a_node_has_room_for_it(
+def test_the_policy_holds_if_a_node_has_room_for_it(
     request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated],
 ) -> None:
     topo, free, n, bind_request, taken = request

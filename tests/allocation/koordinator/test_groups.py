@@ -95,7 +95,7 @@ def test_cores_with_more_threads_come_first() -> None:
     assert Groups(topo, MOST).by_core(topo.nodes[0], 0) == [0, 2, 3]
 
 
-def test_cpus_are_spread_where_they_are_more_than_the_threads_of_a_core() -> None:
+def test_cpus_are_spread_if_they_are_more_than_the_threads_of_a_core() -> None:
     groups = Groups(machine(threads=4), MOST)
     assert groups.spread([0, 1, 2, 4]) == [0, 1, 2, 4]
     assert groups.spread([0, 1, 2, 4, 5]) == [0, 4, 1, 5, 2]

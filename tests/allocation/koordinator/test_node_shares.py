@@ -56,7 +56,7 @@ def test_missing_resources_are_named() -> None:
     assert divide({"memory": 7}, available, Mask([0, 5])) == {0: {"memory": 7}}
 
 
-def test_the_unit_is_a_whole_core_where_full_cores_are_required() -> None:
+def test_the_unit_is_a_whole_core_if_full_cores_are_required() -> None:
     assert cpu_unit(2, required_full=False) == 1000
     assert cpu_unit(2, required_full=True) == 2000
     assert whole_cpus({0: {"cpu": 2999}, 1: {"memory": 1}, 2: {"cpu": 999}, 3: {"cpu": 1000}}) == {0: 2, 3: 1}
@@ -67,7 +67,7 @@ def test_the_unit_is_a_whole_core_where_full_cores_are_required() -> None:
     st.integers(0, 20),
     st.sampled_from((1, 1000, 2000)),
 )
-def test_succeeds_exactly_where_the_nodes_have_enough_units(has: dict[int, int], n: int, unit: int) -> None:
+def test_succeeds_exactly_if_the_nodes_have_enough_units(has: dict[int, int], n: int, unit: int) -> None:
     available = {node: {"cpu": amount} for node, amount in has.items()}
     try:
         shares = divide({"cpu": n * unit}, available, Mask(has), unit)

@@ -235,7 +235,7 @@ def test_memory_that_is_taken_over_needs_no_extension() -> None:
 
 
 @pytest.mark.parametrize("guaranteed", [True, False])
-def test_a_pod_with_pod_level_requests_is_served_where_they_are_enabled(guaranteed: bool) -> None:
+def test_a_pod_with_pod_level_requests_is_served_if_they_are_enabled(guaranteed: bool) -> None:
     pod = PodRequests(
         "p", (app("c", 1),), guaranteed, {"memory": 2 * GI, PAGES: 0}, are_pod_level_requests_managed=True
     )

@@ -185,7 +185,7 @@ def test_only_whole_cores_are_offered_under_full_pcpus_only() -> None:
     assert (str(result.default), result.reusable) == ("3-7,11-15", CpuSet())
 
 
-def test_promised_and_set_aside_cpus_are_chosen_by_whole_cores_where_these_are_required() -> None:
+def test_promised_and_set_aside_cpus_are_chosen_by_whole_cores_if_these_are_required() -> None:
     lsr = changed_copy(OTHER, qos=QosClass.LSR, cpuset=CpuSet.parse("4-5"))
     known = changed_copy(POD, reserved_for_pod=aside("0-1"))
     for options, required in (
@@ -202,7 +202,7 @@ def test_promised_and_set_aside_cpus_are_chosen_by_whole_cores_where_these_are_r
         assert str(result.default) == "0-15", "what was set aside is no whole core"
 
 
-def test_one_thread_of_each_core_counts_where_that_is_required() -> None:
+def test_one_thread_of_each_core_counts_if_that_is_required() -> None:
     spread = changed_copy(POD, bind_required=BindPolicy.SPREAD_BY_PCPUS)
     state = NodeState.of(NODE, [spread], [owning("c", "0-1,8-9", pod=OTHER)])
 
@@ -262,7 +262,7 @@ def test_an_init_container_without_a_seen_end_is_not_counted_twice() -> None:
     assert plan.container.placement.exclusive.isdisjoint(CpuSet.parse("0-3"))
 
 
-def test_a_shortfall_is_explained_where_the_numa_node_could_hold_the_container() -> None:
+def test_a_shortfall_is_explained_if_the_numa_node_could_hold_the_container() -> None:
     state = NodeState.of(changed_copy(NODE, machine=MACHINE), [OTHER], [owning("x", "0-1,8-9", pod=OTHER)])
 
     def found(cpus: int, node: int) -> object:
@@ -283,7 +283,7 @@ def test_a_container_holds_its_cpus_after_others_of_its_pod_are_served() -> None
     assert serving.holds(request, "i", had) == had
 
 
-def test_cpus_are_wanted_and_missing_only_where_they_are_exclusive() -> None:
+def test_cpus_are_wanted_and_missing_only_if_they_are_exclusive() -> None:
     requests = PodRequests("p", (resources("a", 2), resources("b", 0)))
     state = NodeState.of(NODE, [POD], [owning("c", "0-15", pod=OTHER)])
     request = ProviderRequest(POD, requests, "a", Request(), exclusive=True, cpus=2)

@@ -66,7 +66,7 @@ def test_bound_memory_is_neither_hinted_at_nor_granted() -> None:
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-def test_without_a_hint_memory_follows_the_cpus_where_it_fits_there(scope: Scope) -> None:
+def test_without_a_hint_memory_follows_the_cpus_if_it_fits_there(scope: Scope) -> None:
     near_one = Grants(MACHINE.nodes[1].cpus)
     done = PROVIDER.allocate(request(60, scope=scope), ANY, near_one)
     assert done.grants == changed_copy(near_one, blocks=(Block(Mask([1]), "memory", 60 * MIB),))

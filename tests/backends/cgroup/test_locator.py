@@ -94,9 +94,7 @@ def test_a_group_that_is_not_the_containers_own_is_none(tmp_path: Path) -> None:
         ("3:cpuset:/\n", 9, "cannot be read"),
     ],
 )
-def test_the_reason_is_reported_where_no_group_is_found(
-    tmp_path: Path, lines: str, pid: int, why: str
-) -> None:
+def test_the_reason_is_reported_if_no_group_is_found(tmp_path: Path, lines: str, pid: int, why: str) -> None:
     place = MachineTree(tmp_path)
     place.process(7, lines)
     found = place.locator.locate(ID, RuntimeDetail(pid=pid))
@@ -169,7 +167,7 @@ def lay(root: Path, lines: list[str], **files: str) -> Path:
     return root
 
 
-def test_v1_is_found_by_its_mount_where_v2_has_the_usual_place(tmp_path: Path) -> None:
+def test_v1_is_found_by_its_mount_if_v2_has_the_usual_place(tmp_path: Path) -> None:
     sys, mnt = tmp_path / "sys", tmp_path / "mnt/sets"
     lay(
         tmp_path,

@@ -110,7 +110,7 @@ def lay(root: Path, mountinfo: str) -> Path:
     return root / "proc"
 
 
-def test_mounts_are_only_taken_where_the_root_is_the_machines_own(tmp_path: Path) -> None:
+def test_mounts_are_only_taken_if_the_root_is_the_machines_own(tmp_path: Path) -> None:
     point = tmp_path / "sys/cpuset"
     procfs = lay(tmp_path, f"34 31 0:31 / {point} rw - cgroup cgroup rw,cpuset\n")
     assert [m.point for m in mounts_elsewhere(tmp_path / "sys", procfs)] == [point]

@@ -1,4 +1,4 @@
-"""Messages of device plug-ins: which are accepted, and which are refused with a reason."""
+"""Messages of device plugins: which are accepted, and which are refused with a reason."""
 
 from __future__ import annotations
 

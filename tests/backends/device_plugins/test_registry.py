@@ -1,4 +1,4 @@
-"""Device plug-ins as real gRPC servers: valid ones, and ones that hang, flood, restart or send bad data."""
+"""Device plugins as real gRPC servers: valid ones, and ones that hang, flood, restart or send bad data."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Node:
         return next((row for row in self.registry.page() if row["resource"] == resource), {})
 
     async def serve(self, plugin: PlayedPlugin) -> None:
-        """Register a plug-in, and wait for its devices."""
+        """Register a plugin, and wait for its devices."""
         await self.registry.register(plugin.resource, plugin.path)
         await until(lambda: self.row(plugin.resource)["state"] == "serving")
 
@@ -162,10 +162,10 @@ def test_a_resource_of_an_earlier_run_needs_its_plugin_before_a_start(node: Node
     async def scenario() -> None:
         calls = node.registry
         node.state.devices.registered = {NAME: {}}
-        assert calls.needs_pre_start(NAME), "the value is unknown before the plug-in is back"
+        assert calls.needs_pre_start(NAME), "the value is unknown before the plugin is back"
         assert "no device plug-in has registered it" in await node.refused(calls.pre_start(NAME, ("a",)))
         await node.serve(node.plugin())
-        assert not calls.needs_pre_start(NAME), "the plug-in does not request it"
+        assert not calls.needs_pre_start(NAME), "the plugin does not request it"
 
     play(node, scenario)
 

@@ -164,7 +164,7 @@ def test_the_reader_reports_errors(tmp_path: Path) -> None:
     logged: list[str] = []
     reader = KubeletDevicesReader(str(tmp_path), Telemetry(CapturedLog(logged), lambda: 0.0))
     assert reader.read(NIC) == {}
-    assert logged == [], "most nodes have no such file, or no plug-in that ever registered with kubelet"
+    assert logged == [], "most nodes have no such file, or no plugin that ever registered with kubelet"
     path = tmp_path / DEVICE_STATE
     path.parent.mkdir()
     path.write_text("{")

@@ -72,8 +72,8 @@ def _pick(case: Case) -> Outcome:
 
 def _node(case: Case) -> tuple[list[AnnotatedCpus], Withheld]:
     annotations = case.optional("nrt_annotations", dict, {})
-    askers = [noderules.asker(pod) for pod in noderules.pods(case)]
-    held = [AnnotatedCpus(asker.qos, asker.status.cpus) for asker in askers]
+    hooked_pods = [noderules.hooked_pod(pod) for pod in noderules.pods(case)]
+    held = [AnnotatedCpus(hooked_pod.qos, hooked_pod.status.cpus) for hooked_pod in hooked_pods]
     system, _ = system_qos(annotations)
     return held, Withheld(reserved=reservation(annotations)[0].cpus, system=system.exclusive_cpus)
 

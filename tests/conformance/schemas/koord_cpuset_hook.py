@@ -27,14 +27,16 @@ def check(case: Case, _: Topologies) -> Outcome:
 
 
 def _cpuset(case: Case, request: Request) -> tuple[bool, object]:
-    answer = decide(noderules.rule(case), noderules.asker(request))
+    answer = decide(noderules.rule(case), noderules.hooked_pod(request))
     return answer.row == 0, answer.upstream
 
 
 def _quota(case: Case, request: Request) -> tuple[bool, object]:
-    asker = noderules.asker(request)
+    hooked_pod = noderules.hooked_pod(request)
     keep = KeepQuota.ALWAYS if case.optional("disable_unset_cpu_quota", bool) else KeepQuota.NEVER
-    return bool(asker.problem), quota_of_owner(containers=1, keep=keep) if asker.status.cpus else None
+    return bool(hooked_pod.problem), quota_of_owner(
+        containers=1, keep=keep
+    ) if hooked_pod.status.cpus else None
 
 
 def _host_app(case: Case, request: Request) -> tuple[bool, object]:

@@ -22,7 +22,9 @@ def _container(case: Case) -> Outcome:
     expected = (case.optional("error", bool, default=False), case.expected())
     rule = noderules.rule(case)
     answer = decide(
-        rule, noderules.asker(case.fields), be_manager=case.optional("be_cpu_manager", bool, default=False)
+        rule,
+        noderules.hooked_pod(case.fields),
+        be_manager=case.optional("be_cpu_manager", bool, default=False),
     )
     return Outcome(expected, (answer.row == 0, answer.upstream))
 
@@ -48,13 +50,13 @@ def _parse(case: Case) -> Outcome:
 
 def _update_pods(case: Case) -> Outcome:
     rule = noderules.rule(case) or NodeRule()
-    reported, askers = noderules.pods(case), []
+    reported, hooked_pods = noderules.pods(case), []
     for pod in reported:
-        asker = noderules.asker(pod, _BESTEFFORT)
-        askers.append((pod["uid"], asker))
-        askers += [(name, asker) for part in ("init", "containers") for name in pod.get(part) or ()]
-    written = {key: "" for key, _ in askers}
-    written |= {change.key: change.answer.text for change in changes(None, rule, askers)}
+        hooked_pod = noderules.hooked_pod(pod, _BESTEFFORT)
+        hooked_pods.append((pod["uid"], hooked_pod))
+        hooked_pods += [(name, hooked_pod) for part in ("init", "containers") for name in pod.get(part) or ()]
+    written = {key: "" for key, _ in hooked_pods}
+    written |= {change.key: change.answer.text for change in changes(None, rule, hooked_pods)}
     containers = [name for pod in reported for part in ("init", "containers") for name in pod.get(part) or ()]
     got = (
         {name: written[name] for name in containers},

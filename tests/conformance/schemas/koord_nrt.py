@@ -50,8 +50,8 @@ def _policy(case: Case) -> Outcome:
 def _rows(case: Case) -> tuple[PodRow, ...]:
     found = []
     for pod in noderules.pods(case):
-        asker = noderules.asker(pod)
-        found.append(PodRow(pod["namespace"], pod["name"], pod["uid"], asker.qos, asker.status))
+        hooked_pod = noderules.hooked_pod(pod)
+        found.append(PodRow(pod["namespace"], pod["name"], pod["uid"], hooked_pod.qos, hooked_pod.status))
     return tuple(found)
 
 

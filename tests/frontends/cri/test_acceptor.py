@@ -526,7 +526,7 @@ def test_drain_ends_at_its_time_limit(bed, call):
     wait_until(lambda: [status for _, status in bed.decider.ends] == [None])
 
 
-def test_drain_stops_accepting_even_where_the_listener_is_closed_already(bed):
+def test_drain_stops_accepting_even_if_the_listener_is_closed_already(bed):
     bed.listener.close()
     bed.do(bed.front.drain(0.2))
     with pytest.raises(ConnectionRefusedError):

@@ -1,4 +1,4 @@
-"""Fields that device plug-ins add to the request of a container."""
+"""Fields that device plugins add to the request of a container."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def added(body: bytes, **answers: AllocateAnswer) -> pb.ContainerConfig:
     return pb.CreateContainerRequest.FromString(body + suffix).config
 
 
-def test_everything_that_a_plug_in_answers_is_appended() -> None:
+def test_everything_that_a_plugin_answers_is_appended() -> None:
     body = request(envs=[pb.KeyValue(key="A", value=b"1")], annotations={"x": "y"})
     config = added(body, nic=FULL)
     assert [(env.key, env.value) for env in config.envs] == [("A", b"1"), ("NIC", b"a")]
@@ -78,7 +78,7 @@ def test_a_conflict_with_the_request_names_both(config: Any, field: str) -> None
         device_suffix(request(**config), {NIC: FULL})
 
 
-def test_a_conflict_of_two_plug_ins_names_both() -> None:
+def test_a_conflict_of_two_plugins_names_both() -> None:
     other = AllocateAnswer({"NIC": "b"})
     message = (
         "the device plug-in of example.com/nic and the device plug-in of example.com/gpu set envs[NIC]"

@@ -1,4 +1,4 @@
-"""Plug-ins of the author kit with a daemon, and resources that kubelet also manages."""
+"""Plugins of the author kit with a daemon, and resources that kubelet also manages."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class KubeletLists:
 
 
 class KitNode(DaemonNode):
-    """A node that serves device plug-ins."""
+    """A node that serves device plugins."""
 
     @property
     def plugins(self) -> Path:

@@ -1,4 +1,4 @@
-"""The daemon with ``devicePlugins``: real plug-ins register, and its status and state follow them."""
+"""The daemon with ``devicePlugins``: real plugins register, and its status and state follow them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAME = "example.com/dev"
 
 
 class PluginNode(DaemonNode):
-    """A node with a directory for device plug-ins."""
+    """A node with a directory for device plugins."""
 
     @property
     def plugins(self) -> Path:
@@ -143,7 +143,7 @@ while True:
 def test_a_start_removes_sockets_and_creates_the_one_that_plugins_watch(
     node: PluginNode, plugin: PlayedPlugin
 ) -> None:
-    """Plug-ins register again on IN_CREATE of kubelet.sock, as after a bind by kubelet."""
+    """Plugins register again on IN_CREATE of kubelet.sock, as after a bind by kubelet."""
     plugin.start()
     (node.plugins / "kept").touch()
     with socket.socket(socket.AF_UNIX) as dead:

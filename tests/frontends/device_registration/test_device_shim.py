@@ -23,7 +23,7 @@ MANAGED, KUBELETS = "example.com/ours", "example.com/theirs"
 
 
 class PlayedKubelet:
-    """The registration server of kubelet, which dials the plug-in as kubelet does."""
+    """The registration server of kubelet, which dials the plugin as kubelet does."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

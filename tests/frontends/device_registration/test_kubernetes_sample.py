@@ -1,4 +1,4 @@
-"""The sample device plug-in of Kubernetes, unmodified, with a daemon.
+"""The sample device plugin of Kubernetes, unmodified, with a daemon.
 
 Its path of kubelet's socket is fixed, so it runs in a mount namespace with the daemon's directory there.
 """
@@ -82,7 +82,7 @@ def test_the_sample_plugin_registers_allocates_and_registers_again(program: Path
             run(first, begun)
             second = node.daemon(text)
 
-            async def again() -> None:  # the plug-in checks ten seconds after the creation of kubelet.sock
+            async def again() -> None:  # the plugin checks ten seconds after the creation of kubelet.sock
                 await until(lambda: healthy(second), 60)
                 await served(second)
                 running.close()

@@ -1,4 +1,4 @@
-"""The directory of device plug-ins: files removed at a start, and sockets that plug-ins may name."""
+"""The directory of device plugins: files removed at a start, and sockets that plugins may name."""
 
 from __future__ import annotations
 

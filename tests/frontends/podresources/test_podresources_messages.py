@@ -296,7 +296,7 @@ def test_devices_are_those_of_the_pod_that_is_listed() -> None:
     assert list(answer.pod_resources[0].containers[0].devices) == [devices(VF, "b")]
 
 
-def test_healthy_devices_of_topoproxy_can_be_allocated_where_the_plan_is_applied() -> None:
+def test_healthy_devices_of_topoproxy_can_be_allocated_if_the_plan_is_applied() -> None:
     node_state = structs.replace(state(), devices=OUR_DEVICES)
     listed = pb.AllocatableResourcesResponse(devices=[devices("nvidia.com/gpu", "GPU-0")])
     found = [(d.resource_name, list(d.device_ids)) for d in allocatable_answer(node_state, listed).devices]

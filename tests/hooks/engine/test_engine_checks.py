@@ -213,7 +213,7 @@ def test_an_update_of_the_calls_own_container_is_refused() -> None:
     assert taken(mine, POST) is not None
 
 
-def test_a_veto_is_taken_only_where_a_call_can_be_refused() -> None:
+def test_a_veto_is_taken_only_if_a_call_can_be_refused() -> None:
     assert taken(Veto("no\n room"), CREATE) == Veto("no room")
     assert taken(Veto(""), CREATE) == Veto("no reason given")
     assert taken(Veto("x" * 5000), CREATE) == Veto("x" * LONGEST_REASON)

@@ -88,7 +88,7 @@ def test_a_change_of_the_merged_adjustment_has_no_effect() -> None:
 
 
 @given(st.lists(ANSWERS, max_size=6))
-def test_there_is_a_conflict_exactly_where_a_field_has_an_owner(answers: list[AnswerFields]) -> None:
+def test_there_is_a_conflict_exactly_if_a_field_has_an_owner(answers: list[AnswerFields]) -> None:
     claims, owners, accepted = FieldClaims(), dict[str, str](), []
     for number, reported in enumerate(answers):
         fields = set(named(reported))

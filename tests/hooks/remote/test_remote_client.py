@@ -176,7 +176,7 @@ def test_an_answer_that_cannot_be_decoded_is_an_error(
         call_hook(hook_of(server.path))
 
 
-def test_an_answer_of_another_type_is_none(server: HookServer, hook_of: MakeHook) -> None:
+def test_an_answer_of_another_type_is_an_error(server: HookServer, hook_of: MakeHook) -> None:
     """Such an answer can be decoded, but would be read as an empty CPU set."""
     hook = hook_of(server.path)
     sandbox = pb.PodSandboxHookResponse(labels={"a": "b"}, annotations={"c": "d"}, cgroup_parent="/x")
