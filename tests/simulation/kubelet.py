@@ -50,7 +50,7 @@ Life = Generator[Pause | Call, tuple[int, bytes], None]
 
 
 class KubeletCall:
-    """A call of kubelet under way. It is the ``_Owner`` of its ``InterceptedCall``: the connection that it is on.
+    """A call under way. It is the ``_Owner`` of its ``InterceptedCall``: the connection that it is on.
 
     Attributes:
         life: The pod that waits for the answer.

@@ -119,9 +119,8 @@ class Promises:
         """Note that the daemon forwards a call."""
         self._in_time(kubelet_call)
         if kubelet_call.daemon.wire.replaced and kubelet_call.method not in ENDING:
-            self.broken(
-                f"{kubelet_call.method} (call {kubelet_call.serial}) is forwarded by a daemon that was replaced"
-            )
+            named = f"{kubelet_call.method} (call {kubelet_call.serial})"
+            self.broken(f"{named} is forwarded by a daemon that was replaced")
         kubelet_call.undecided = (
             not kubelet_call.daemon.executor.reconciled.is_set()
             or kubelet_call.daemon.executor.store.mode.in_release
