@@ -20,7 +20,7 @@ from proxy.model.idset import Mask
 from proxy.pools.pod_spec import pod_spec
 from proxy.simulate.machines import NamedMachine, copies
 from proxy.simulate.pods import SimulatedPod, pod_template_of
-from proxy.simulate.simulation import SimulationRules, hosts_of, simulate
+from proxy.simulate.simulation import SimulationRules, simulate, simulated_nodes_of
 from proxy.simulate.summary import find
 from proxy.topology.regular_machine import regular_machine
 
@@ -72,7 +72,7 @@ def main() -> int:
     )
     config = parse(CONFIG, "bench")
     start = time.perf_counter()
-    played = simulate(config, hosts_of(config, machines, rules), simulated_pods(pods), rules)
+    played = simulate(config, simulated_nodes_of(config, machines, rules), simulated_pods(pods), rules)
     summary = find(played).summary
     took = time.perf_counter() - start
     print(f"bare loop of 1,000,000 steps: {loop * 1e3:.1f} ms")

@@ -18,7 +18,7 @@ from proxy.model.errors import CannotCreateError, UsageError
 
 if TYPE_CHECKING:
     from proxy.simulate.fleet.fleet_simulation import FleetSettings, FleetSimulation
-    from proxy.simulate.hosts import Host
+    from proxy.simulate.nodes import SimulatedNode
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Counter = Callable[[int], AbstractContextManager[Callable[[], None]]]
@@ -97,7 +97,7 @@ def cluster_options(command: Command) -> Command:
 
 def simulate_cluster(
     paths: Sequence[str],
-    hosts: Sequence[Host],
+    simulated_nodes: Sequence[SimulatedNode],
     options: ClusterOptions,
     *,
     replicas: int,
@@ -110,7 +110,7 @@ def simulate_cluster(
 
     Args:
         paths: Files with nodes, pods and fleets.
-        hosts: The nodes that the command line describes.
+        simulated_nodes: The nodes that the command line describes.
         options: The options of ``--cluster``.
         replicas: Copies of each recorded pod.
         anywhere: Whether recorded pods are placed anew, regardless of the node where they run.
@@ -132,7 +132,7 @@ def simulate_cluster(
     settings = _settings(options, replicas, anywhere=anywhere)
     if options.svg:
         _check_writable(options.svg)
-    fleet = fleet_of(read_documents(paths), hosts, settings)
+    fleet = fleet_of(read_documents(paths), simulated_nodes, settings)
     with counter(2 * len(fleet.coming)) as step:
         done = simulate_fleet(fleet, settings, step)
     if as_json:

@@ -28,7 +28,7 @@ from proxy.simulate.machines import (
     sysfs_machine,
 )
 from proxy.simulate.manifests import Pods, load_pods
-from proxy.simulate.simulation import Simulation, SimulationRules, hosts_of, simulate
+from proxy.simulate.simulation import Simulation, SimulationRules, simulate, simulated_nodes_of
 from proxy.simulate.summary import Findings, find, too_small
 from proxy.simulate.text import compare_lines, differences, differences_data, explain_lines, report
 
@@ -80,7 +80,7 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
     if fleet is not None:
         return simulate_cluster(
             options.pods,
-            hosts_of(configs[0], machines, SimulationRules(plugins, max_pods=options.max_pods)),
+            simulated_nodes_of(configs[0], machines, SimulationRules(plugins, max_pods=options.max_pods)),
             fleet,
             replicas=options.replicas,
             anywhere=options.anywhere,
@@ -92,11 +92,11 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
     pods = load_pods(options.pods, names, options.replicas, bound=not options.anywhere)
     explained = frozenset(_pods_to_explain(options.explain, pods))
     rules = SimulationRules(plugins, options.fill, options.retry, options.max_pods, explained)
-    hosts = [hosts_of(config, machines, rules) for config in configs]
+    simulated_nodes = [simulated_nodes_of(config, machines, rules) for config in configs]
     with _counter(options.progress, len(pods.simulated_pods) * len(configs)) as step:
         simulations = [
             simulate(config, of_config, pods.simulated_pods, rules, step)
-            for config, of_config in zip(configs, hosts, strict=True)
+            for config, of_config in zip(configs, simulated_nodes, strict=True)
         ]
     findings = [find(simulation) for simulation in simulations]
     too_small_for = (note for simulation in simulations for note in too_small(simulation))

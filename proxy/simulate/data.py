@@ -9,7 +9,7 @@ from proxy.model import schema_ids
 from proxy.model.workload import Container, Pool
 from proxy.observe.explain_data import to_data
 from proxy.simulate.cluster import Result
-from proxy.simulate.hosts import Host
+from proxy.simulate.nodes import SimulatedNode
 from proxy.simulate.picture import NumaNodeRow, rows_of
 from proxy.simulate.quality import Alignment, RemainingCpus
 from proxy.simulate.simulation import Simulation
@@ -30,7 +30,8 @@ def page(simulation: Simulation, findings: Findings, notes: Sequence[str]) -> Da
         "notes": list(notes),
         "summary": _fields(findings.summary, _SUMMARY_KEYS),
         "machines": [
-            _host(h, remaining) for h, remaining in zip(simulation.hosts, findings.remaining, strict=True)
+            _simulated_node(h, remaining)
+            for h, remaining in zip(simulation.simulated_nodes, findings.remaining, strict=True)
         ],
         "pods": [
             _pod(r, alignments) for r, alignments in zip(simulation.results, findings.alignments, strict=True)
@@ -42,21 +43,21 @@ def _fields(measured: Summary | RemainingCpus, keys: Mapping[str, str]) -> Data:
     return {keys.get(name, name): value for name, value in dataclasses.asdict(measured).items()}
 
 
-def _host(host: Host, remaining: RemainingCpus) -> Data:
-    machine = host.node.machine
+def _simulated_node(simulated_node: SimulatedNode, remaining: RemainingCpus) -> Data:
+    machine = simulated_node.node.machine
     return {
-        "name": host.name,
-        "pods": host.pod_count,
+        "name": simulated_node.name,
+        "pods": simulated_node.pod_count,
         "cpus": {
             "online": str(machine.online),
-            "reserved": str(host.node.reserved),
-            "owned": str(host.owned),
-            "left": str(host.ownable),
+            "reserved": str(simulated_node.node.reserved),
+            "owned": str(simulated_node.owned),
+            "left": str(simulated_node.ownable),
         },
         "left": _fields(remaining, _REMAINING_CPUS_KEYS),
-        "offered": dict(host.offers),
-        "asked": {name: amount - host.free[name] for name, amount in host.offers.items()},
-        "nodes": [_row(row) for row in rows_of(host)],
+        "offered": dict(simulated_node.offers),
+        "asked": {name: amount - simulated_node.free[name] for name, amount in simulated_node.offers.items()},
+        "nodes": [_row(row) for row in rows_of(simulated_node)],
     }
 
 
@@ -78,7 +79,7 @@ def _pod(result: Result, alignments: tuple[Alignment, ...]) -> Data:
         "pod": result.simulated_pod.ref,
         "from": result.simulated_pod.where,
         "outcome": result.outcome.value,
-        "machine": result.host or None,
+        "machine": result.node_name or None,
         "reason": result.reason,
         "message": result.message,
         "container": result.container,

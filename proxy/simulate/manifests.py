@@ -235,7 +235,9 @@ class _ManifestReader:
         pod_template = self._pod_template(pod, where)
         if kind == _DAEMONS:
             self._add(
-                pod_template, [f"{pod_template.spec.name}-{host}" for host in self._machines], self._machines
+                pod_template,
+                [f"{pod_template.spec.name}-{node_name}" for node_name in self._machines],
+                self._machines,
             )
             return
         count = self._number(spec, _COUNTS[kind], 1, kind, where)
@@ -269,34 +271,34 @@ class _ManifestReader:
 
     def _pod_template(self, raw: Mapping[str, object], where: str, *, is_single: bool = False) -> PodTemplate:
         spec = raw.get("spec")
-        host, names_node = "", False
+        node_name, names_node = "", False
         if isinstance(spec, dict):
-            host = self._host(spec)
-            names_node = self._bound and host != "" and host == spec.get("nodeName")
-        host = host if self._bound else ""
+            node_name = self._node_name_of(spec)
+            names_node = self._bound and node_name != "" and node_name == spec.get("nodeName")
+        node_name = node_name if self._bound else ""
         is_bound = is_single and names_node
         return pod_template_of(
-            pod_spec(raw, f"in {where}"), host, where, is_bound=is_bound, names_node=names_node
+            pod_spec(raw, f"in {where}"), node_name, where, is_bound=is_bound, names_node=names_node
         )
 
-    def _host(self, spec: Mapping[str, object]) -> str:
+    def _node_name_of(self, spec: Mapping[str, object]) -> str:
         """Return the machine that a pod requests, and count requests that are not simulated."""
         selector = spec.get("nodeSelector")
-        host_labels = dict(selector) if isinstance(selector, dict) else {}
-        host = spec.get("nodeName") or host_labels.pop(_HOSTNAME, "")
-        host_labels.pop(_HOSTNAME, "")
+        node_labels = dict(selector) if isinstance(selector, dict) else {}
+        node_name = spec.get("nodeName") or node_labels.pop(_HOSTNAME, "")
+        node_labels.pop(_HOSTNAME, "")
         for feature in [
-            *(f"nodeSelector {key}" for key in host_labels),
+            *(f"nodeSelector {key}" for key in node_labels),
             *(w for w in _NOT_SIMULATED if spec.get(w)),
         ]:
             self._not_simulated[feature] = self._not_simulated.get(feature, 0) + 1
-        return host if isinstance(host, str) else ""
+        return node_name if isinstance(node_name, str) else ""
 
-    def _add(self, pod_template: PodTemplate, names: Sequence[str], hosts: Sequence[str] = ()) -> None:
+    def _add(self, pod_template: PodTemplate, names: Sequence[str], node_names: Sequence[str] = ()) -> None:
         simulated_pods = self.pods.simulated_pods
         self._check_count(len(names), pod_template.where)
-        for name, host in _each(names, hosts):
-            simulated_pod = pod_template.copy(name, len(simulated_pods) + 1, host)
+        for name, node_name in _each(names, node_names):
+            simulated_pod = pod_template.copy(name, len(simulated_pods) + 1, node_name)
             if simulated_pod.ref in self._seen:
                 first = self._seen[simulated_pod.ref]
                 raise InputError(
@@ -314,6 +316,6 @@ class _ManifestReader:
         raise InputError(f"cannot read the {kind} in {where}: {cause}")
 
 
-def _each(names: Sequence[str], hosts: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _each(names: Sequence[str], node_names: Sequence[str]) -> Iterator[tuple[str, str]]:
     for at, name in enumerate(names):
-        yield name, hosts[at] if hosts else ""
+        yield name, node_names[at] if node_names else ""

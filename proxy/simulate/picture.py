@@ -10,7 +10,7 @@ from proxy.model.phrases import counted
 from proxy.model.requests import MEMORY, in_bytes
 from proxy.model.workload import Container, Phase, Pool
 from proxy.observe.value_text import clean
-from proxy.simulate.hosts import PODS, Host
+from proxy.simulate.nodes import PODS, SimulatedNode
 from proxy.simulate.quality import remaining_cpus_of
 from proxy.topology.text import size_text
 
@@ -48,12 +48,12 @@ class NumaNodeRow:
         return self.cpus - self.owned - self.reserved
 
 
-def rows_of(host: Host) -> list[NumaNodeRow]:
+def rows_of(simulated_node: SimulatedNode) -> list[NumaNodeRow]:
     """Return the rows of a machine's NUMA nodes; the last row has devices near to none, if there are any."""
-    node, owned = host.node, host.owned
-    staying = [c for c in host.state.containers.values() if c.phase is not Phase.EXITED]
+    node, owned = simulated_node.node, simulated_node.owned
+    staying = [c for c in simulated_node.state.containers.values() if c.phase is not Phase.EXITED]
     assigned = _assigned_devices(staying)
-    pods = _pods(host, staying)
+    pods = _pods(simulated_node, staying)
     rows = [
         NumaNodeRow(
             numa.id,
@@ -61,12 +61,12 @@ def rows_of(host: Host) -> list[NumaNodeRow]:
             numa.cpus & owned,
             numa.cpus & node.reserved,
             len(pods.get(numa.id, ())),
-            _memory(host, numa.id),
-            _devices(host, assigned, numa.id),
+            _memory(simulated_node, numa.id),
+            _devices(simulated_node, assigned, numa.id),
         )
         for numa in node.machine.nodes
     ]
-    nowhere = _devices(host, assigned, None)
+    nowhere = _devices(simulated_node, assigned, None)
     if nowhere:
         none = CpuSet()
         rows.append(NumaNodeRow(None, none, none, none, len(pods.get(None, ())), None, nowhere))
@@ -81,10 +81,12 @@ def _assigned_devices(containers: list[Container]) -> dict[str, set[str]]:
     return assigned
 
 
-def _devices(host: Host, assigned: Mapping[str, set[str]], node: int | None) -> dict[str, tuple[int, int]]:
+def _devices(
+    simulated_node: SimulatedNode, assigned: Mapping[str, set[str]], node: int | None
+) -> dict[str, tuple[int, int]]:
     """Count the devices near to a node: given and healthy."""
     counts: dict[str, tuple[int, int]] = {}
-    for resource, plugin in host.node.devices.items():
+    for resource, plugin in simulated_node.node.devices.items():
         near = [d for d in plugin.values() if (node in d.nodes if d.nodes else node is None)]
         assigned_ids = assigned.get(resource, set())
         if near:
@@ -92,27 +94,27 @@ def _devices(host: Host, assigned: Mapping[str, set[str]], node: int | None) -> 
     return counts
 
 
-def _pods(host: Host, containers: list[Container]) -> dict[int | None, set[str]]:
+def _pods(simulated_node: SimulatedNode, containers: list[Container]) -> dict[int | None, set[str]]:
     """Return the pods that have CPUs, memory or devices of each node."""
     pods: dict[int | None, set[str]] = {}
     for container in containers:
         placement = container.placement
         nodes = Mask()
         if placement.pool is Pool.OWN:
-            nodes |= host.node.machine.nodes_of(placement.exclusive)
+            nodes |= simulated_node.node.machine.nodes_of(placement.exclusive)
         for block in placement.blocks:
             nodes |= block.affinity
         for node in nodes:
             pods.setdefault(node, set()).add(container.pod.key)
         for resource, ids in placement.devices:
             for name in ids:
-                for at in host.node.devices[resource][name].nodes or (None,):
+                for at in simulated_node.node.devices[resource][name].nodes or (None,):
                     pods.setdefault(at, set()).add(container.pod.key)
     return pods
 
 
-def _memory(host: Host, node: int) -> tuple[int, int] | None:
-    memory = host.state.memory
+def _memory(simulated_node: SimulatedNode, node: int) -> tuple[int, int] | None:
+    memory = simulated_node.state.memory
     numa = memory.nodes.get(node) if memory is not None else None
     if numa is None:
         return None
@@ -120,13 +122,17 @@ def _memory(host: Host, node: int) -> tuple[int, int] | None:
     return table.reserved, table.allocatable
 
 
-def lines_of(host: Host) -> list[str]:
+def lines_of(simulated_node: SimulatedNode) -> list[str]:
     """Draw a machine."""
-    rows = rows_of(host)
+    rows = rows_of(simulated_node)
     longest = max((len(row.cpus) for row in rows), default=1) or 1
     scale = min(1.0, _BAR / longest)
     cells = [_cells(row, scale) for row in rows]
-    return [_headline(host), *(f"  {line}" for line in columns(cells)), f"  {_remaining(host)}"]
+    return [
+        _headline(simulated_node),
+        *(f"  {line}" for line in columns(cells)),
+        f"  {_remaining(simulated_node)}",
+    ]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -161,26 +167,27 @@ def amount_text(resource: str, amount: int) -> str:
     return str(amount)
 
 
-def _headline(host: Host) -> str:
-    machine = host.node.machine
+def _headline(simulated_node: SimulatedNode) -> str:
+    machine = simulated_node.node.machine
     requested = [
-        f"{clean(name)} {amount_text(name, offer - host.free[name])} of {amount_text(name, offer)}"
-        for name, offer in _interesting(host)
+        f"{clean(name)} {amount_text(name, offer - simulated_node.free[name])} of {amount_text(name, offer)}"
+        for name, offer in _interesting(simulated_node)
     ]
-    cpus = f"{len(host.owned)} of {counted(len(machine.online), 'CPU')} owned"
-    return f"{clean(host.name)}: {counted(host.pod_count, 'pod')}, {cpus}; requested: {', '.join(requested)}"
+    cpus = f"{len(simulated_node.owned)} of {counted(len(machine.online), 'CPU')} owned"
+    pods = counted(simulated_node.pod_count, "pod")
+    return f"{clean(simulated_node.name)}: {pods}, {cpus}; requested: {', '.join(requested)}"
 
 
-def _remaining(host: Host) -> str:
-    remaining = remaining_cpus_of(host.node, host.ownable)
+def _remaining(simulated_node: SimulatedNode) -> str:
+    remaining = remaining_cpus_of(simulated_node.node, simulated_node.ownable)
     return (
         f"left {counted(remaining.cpus, 'CPU')}, {remaining.whole} in whole cores; "
         f"at most {remaining.largest} on one node, or {remaining.largest_whole} in whole cores"
     )
 
 
-def _interesting(host: Host) -> Iterable[tuple[str, int]]:
-    for name, offer in host.offers.items():
+def _interesting(simulated_node: SimulatedNode) -> Iterable[tuple[str, int]]:
+    for name, offer in simulated_node.offers.items():
         if name != PODS:
             yield name, offer
 

@@ -1,4 +1,4 @@
-"""A pod to place: the amounts that a scheduler counts, and the request to the machine's engine."""
+"""A pod to place: the amounts that a scheduler counts, and the request to the node's engine."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ class PodTemplate:
 
     Attributes:
         spec: The pod.
-        needs: Resource to amount that the scheduler subtracts from a machine.
+        needs: Resource to amount that the scheduler subtracts from a node.
         total: The request of its sandbox.
         requests: The requests of its containers, by name.
-        host: The machine that the pod names; empty for any.
+        node_name: The node that the pod names; empty for any.
         where: File and line that it came from, for messages.
-        names_node: Whether ``host`` is its ``nodeName``, so that no scheduler chooses a machine for it.
+        names_node: Whether ``node_name`` is its ``nodeName``, so that no scheduler chooses a node for it.
     """
 
     spec: PodSpec
     needs: Mapping[str, int]
     total: Request
     requests: tuple[tuple[str, Request], ...]
-    host: str
+    node_name: str
     where: str
     names_node: bool = False
 
-    def copy(self, name: str, number: int, host: str = "") -> SimulatedPod:
+    def copy(self, name: str, number: int, node_name: str = "") -> SimulatedPod:
         """Make a pod.
 
         Args:
             name: Its name.
             number: Distinguishes it from all other pods of the simulation.
-            host: The machine that it must run on; that of the template if empty.
+            node_name: The node that it must run on; that of the template if empty.
         """
         uid = f"{self.spec.uid or 'pod'}-{number}"
         spec = replace(self.spec, uid=uid, name=name, requests=replace(self.spec.requests, uid=uid))
         arrival = ArrivingPod(pod_of(spec, f"sandbox-{number}", SOURCE), self.total, self.requests)
-        return SimulatedPod(arrival, self, host or self.host)
+        return SimulatedPod(arrival, self, node_name or self.node_name)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPod:
-    """A pod to place on a machine.
+    """A pod to place on a node.
 
     Attributes:
-        arrival: The pod as its machine's engine gets it; the sandbox id is unique among all pods.
+        arrival: The pod as its node's engine gets it; the sandbox id is unique among all pods.
         pod_template: The part that it has in common with its copies.
-        host: The machine that the pod names; empty for any.
+        node_name: The node that the pod names; empty for any.
     """
 
     arrival: ArrivingPod
     pod_template: PodTemplate
-    host: str = ""
+    node_name: str = ""
 
     @property
     def ref(self) -> str:
@@ -72,12 +72,12 @@ class SimulatedPod:
 
     @property
     def names_node(self) -> bool:
-        """Whether ``host`` is its ``nodeName``: no scheduler chooses a machine for it."""
+        """Whether ``node_name`` is its ``nodeName``: no scheduler chooses a node for it."""
         return self.pod_template.names_node
 
     @property
     def needs(self) -> Mapping[str, int]:
-        """The amounts that the scheduler subtracts from a machine."""
+        """The amounts that the scheduler subtracts from a node."""
         return self.pod_template.needs
 
     @property
@@ -87,18 +87,18 @@ class SimulatedPod:
 
 
 def pod_template_of(
-    spec: PodSpec, host: str = "", where: str = "", *, is_bound: bool = False, names_node: bool = False
+    spec: PodSpec, node_name: str = "", where: str = "", *, is_bound: bool = False, names_node: bool = False
 ) -> PodTemplate:
-    """Return the template of a pod: its request to the scheduler, and to the engine of its machine.
+    """Return the template of a pod: its request to the scheduler, and to the engine of its node.
 
     Args:
         spec: The pod.
-        host: The machine that it must run on; empty for any.
+        node_name: The node that it must run on; empty for any.
         where: File and line that it came from, for messages.
-        is_bound: Whether this very pod runs on ``host``. If not, the CPUs that its annotation
-            ``resource-status`` names are dropped, because a scheduler chose them on that machine and for one
+        is_bound: Whether this very pod runs on ``node_name``. If not, the CPUs that its annotation
+            ``resource-status`` names are dropped, because a scheduler chose them on that node and for one
             pod.
-        names_node: Whether ``host`` is its ``nodeName``.
+        names_node: Whether ``node_name`` is its ``nodeName``.
     """
     if not is_bound:
         spec = without_named_cpus(spec)
@@ -107,11 +107,11 @@ def pod_template_of(
         for container in spec.requests.containers
     )
     total = sandbox_total(spec.requests, spec.requests.pod_level_limits)
-    return PodTemplate(spec, needs_of(spec), total, requests, host, where, names_node)
+    return PodTemplate(spec, needs_of(spec), total, requests, node_name, where, names_node)
 
 
 def needs_of(spec: PodSpec) -> dict[str, int]:
-    """Return the amounts that a scheduler subtracts from a simulated machine, by resource, without zeros."""
+    """Return the amounts that a scheduler subtracts from a simulated node, by resource, without zeros."""
     needs = counted_by_scheduler(spec)
     return {resource: amount for resource, amount in needs.items() if amount and resource not in _UNCOUNTED}
 

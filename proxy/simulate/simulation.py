@@ -1,4 +1,4 @@
-"""One simulation: a configuration, machines, pods; and the results."""
+"""One simulation: a configuration, nodes, pods; and the results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from proxy.engine.node import Node
 from proxy.executor.rules_from_config import node_rules
 from proxy.simulate import MAX_PODS
 from proxy.simulate.cluster import Cluster, Result
-from proxy.simulate.hosts import Host, host_of, reserve_of
 from proxy.simulate.machines import NamedMachine
+from proxy.simulate.nodes import SimulatedNode, reserve_of, simulated_node_of
 from proxy.simulate.pods import SimulatedPod
 
 Plugins = Mapping[str, Mapping[str, RegisteredDevice]]
@@ -23,10 +23,10 @@ class SimulationRules:
     """The settings of a simulation in addition to the configuration.
 
     Attributes:
-        plugins: Devices of every machine, by resource and id.
-        fill: Whether the machine with the least free CPU comes first, not the one with the most.
-        retry: Whether a rejected pod tries the next machine.
-        max_pods: Most pods on one machine; 0 for no limit.
+        plugins: Devices of every node, by resource and id.
+        fill: Whether the node with the least free CPU comes first, not the one with the most.
+        retry: Whether a rejected pod tries the next node.
+        max_pods: Most pods on one node; 0 for no limit.
         explain: Pods (``namespace/name``) whose decisions are kept.
     """
 
@@ -43,20 +43,22 @@ class Simulation:
 
     Attributes:
         config: The configuration that was in effect.
-        hosts: The machines, with the engine's state of each at the end.
+        simulated_nodes: The nodes, with the engine's state of each at the end.
         results: The result for each pod, in their order.
     """
 
     config: Config
-    hosts: tuple[Host, ...]
+    simulated_nodes: tuple[SimulatedNode, ...]
     results: tuple[Result, ...]
 
 
-def hosts_of(config: Config, machines: Sequence[NamedMachine], rules: SimulationRules) -> list[Host]:
-    """Make empty machines under a configuration.
+def simulated_nodes_of(
+    config: Config, machines: Sequence[NamedMachine], rules: SimulationRules
+) -> list[SimulatedNode]:
+    """Make empty nodes under a configuration.
 
     Raises:
-        ConfigError: A machine cannot meet the configuration.
+        ConfigError: A node cannot meet the configuration.
     """
     nodes: dict[int, Node] = {}
     for named in machines:
@@ -64,24 +66,26 @@ def hosts_of(config: Config, machines: Sequence[NamedMachine], rules: Simulation
             check_against(config, named.machine)
             nodes[id(named.machine)] = node_rules(config, named.machine, rules.plugins)
     reserve = reserve_of(config)
-    return [host_of(named.name, nodes[id(named.machine)], reserve, rules.max_pods) for named in machines]
+    return [
+        simulated_node_of(named.name, nodes[id(named.machine)], reserve, rules.max_pods) for named in machines
+    ]
 
 
 def simulate(
     config: Config,
-    hosts: Sequence[Host],
+    simulated_nodes: Sequence[SimulatedNode],
     simulated_pods: Sequence[SimulatedPod],
     rules: SimulationRules,
     step: Callable[[], object] = lambda: None,
 ) -> Simulation:
-    """Place pods on machines one after the other.
+    """Place pods on nodes one after the other.
 
     Args:
-        config: The configuration of every machine.
-        hosts: The machines under it, empty; they are changed.
+        config: The configuration of every node.
+        simulated_nodes: The nodes under it, empty; they are changed.
         simulated_pods: The pods, in their order.
         rules: The settings of the simulation.
         step: Called after each pod.
     """
-    cluster = Cluster(hosts, fill=rules.fill, retry=rules.retry)
-    return Simulation(config, tuple(hosts), tuple(cluster.run(simulated_pods, step, rules.explain)))
+    cluster = Cluster(simulated_nodes, fill=rules.fill, retry=rules.retry)
+    return Simulation(config, tuple(simulated_nodes), tuple(cluster.run(simulated_pods, step, rules.explain)))

@@ -79,7 +79,7 @@ def compare_lines(
     lines = [f"A: {clean(first.config.source)}", f"B: {clean(other.config.source)}", ""]
     lines += _table(first_found, other_found)
     moved = sum(
-        a.outcome is b.outcome is PodOutcome.PLACED and a.host != b.host
+        a.outcome is b.outcome is PodOutcome.PLACED and a.node_name != b.node_name
         for a, b in zip(first.results, other.results, strict=True)
     )
     have = "has" if len(changed) == 1 else "have"
@@ -190,9 +190,9 @@ def report(simulation: Simulation, findings: Findings, notes: Sequence[str], *, 
 
 def machine_lines(simulation: Simulation, *, verbose: bool) -> list[str]:
     """Draw the machines."""
-    shown = simulation.hosts if verbose else simulation.hosts[:MACHINES]
-    lines = [line for host in shown for line in lines_of(host)]
-    more = len(simulation.hosts) - len(shown)
+    shown = simulation.simulated_nodes if verbose else simulation.simulated_nodes[:MACHINES]
+    lines = [line for simulated_node in shown for line in lines_of(simulated_node)]
+    more = len(simulation.simulated_nodes) - len(shown)
     lines += [f"and {counted(more, 'machine')} more ({ALL})"] if more else []
     return [*lines, LEGEND]
 
@@ -253,7 +253,7 @@ def failed_lines(results: Sequence[Result], *, verbose: bool) -> list[str]:
 def outcome_text(result: Result) -> str:
     """Return the result for a pod in one line."""
     if result.outcome is PodOutcome.PLACED:
-        return f"placed on {clean(result.host)}"
+        return f"placed on {clean(result.node_name)}"
     if result.outcome is PodOutcome.UNSCHEDULABLE:
         return f"unschedulable: {clean(result.message)}"
     reason = "" if result.message.startswith(result.reason) else f"{result.reason}: "
@@ -268,7 +268,7 @@ def _rejected_text(result: Result) -> str:
 def spread_lines(simulation: Simulation, findings: Findings) -> list[str]:
     """List the pods with a container on more NUMA nodes than necessary."""
     lines = [
-        f"{result.simulated_pod.ref}: spread on {clean(result.host)}: "
+        f"{result.simulated_pod.ref}: spread on {clean(result.node_name)}: "
         f"given something on NUMA nodes {alignment.nodes}, {alignment.least} could hold it"
         for result, alignments in zip(simulation.results, findings.alignments, strict=True)
         for alignment in alignments

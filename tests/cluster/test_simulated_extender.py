@@ -68,10 +68,10 @@ def test_every_choice_is_among_the_best_of_the_simulation(bed: SchedulingBed) ->
     nodes = [{**each, "apiVersion": "v1", "kind": "Node"} for each in items]
     topologies = bed.plane.request("GET", NUMATOPOLOGIES)["items"]
     objects = json.dumps({"apiVersion": "v1", "kind": "List", "items": [*nodes, *topologies]})
-    hosts = recorded_nodes(documents(objects.encode(), "cluster")).hosts
-    names = [host.name for host in hosts]
+    simulated_nodes = recorded_nodes(documents(objects.encode(), "cluster")).simulated_nodes
+    names = [simulated_node.name for simulated_node in simulated_nodes]
     chance, order = RecordedChance(), random.Random(4)
-    scheduler = ExtendedFleetScheduler(hosts, chance, 100, 10, Strategy.FEWEST_NUMA_NODES)
+    scheduler = ExtendedFleetScheduler(simulated_nodes, chance, 100, 10, Strategy.FEWEST_NUMA_NODES)
     unschedulable = ties = 0
     for number in range(36):
         cpus = order.choice(SIZES)
@@ -94,10 +94,10 @@ def test_every_choice_is_among_the_best_of_the_simulation(bed: SchedulingBed) ->
         at = names.index(node)
         arrival = scheduler.bind(at, pod)
         assert arrival is not None
-        done = dry_run(hosts[at].state, arrival)
+        done = dry_run(simulated_nodes[at].state, arrival)
         assert done.verdict.admitted
-        hosts[at].state = done.state
-        scheduler.bound(at, pod, done, hosts[at])
+        simulated_nodes[at].state = done.state
+        scheduler.bound(at, pod, done, simulated_nodes[at])
         until(lambda: is_shown(bed, f"same{number}", node), f"same{number} on {node}")  # noqa: B023
     assert not bed.fleet.rejected
     assert unschedulable > 2

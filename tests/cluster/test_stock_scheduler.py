@@ -13,7 +13,7 @@ import pytest
 from proxy.pools.pod_fields import read_amounts
 from proxy.pools.pod_spec import pod_spec
 from proxy.simulate.fleet.stock_scheduler import StockScheduler, stock_demand
-from proxy.simulate.hosts import Host
+from proxy.simulate.nodes import SimulatedNode
 from tests.cluster.api_client import Json
 from tests.cluster.control_plane import ControlPlane, missing
 
@@ -76,10 +76,12 @@ def pod_object(name: str, containers: Sequence[dict[str, Any]]) -> Json:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": listed}}
 
 
-def hosts() -> list[Host]:
+def simulated_nodes() -> list[SimulatedNode]:
     """The same nodes for the simulation, which reads only their names and what they offer."""
     nothing: Any = None
-    return [Host(f"cal-{at}", nothing, nothing, read_amounts(each, "")) for at, each in enumerate(NODES)]
+    return [
+        SimulatedNode(f"cal-{at}", nothing, nothing, read_amounts(each, "")) for at, each in enumerate(NODES)
+    ]
 
 
 def bound(plane: ControlPlane, name: str) -> str:
@@ -99,7 +101,7 @@ def bound(plane: ControlPlane, name: str) -> str:
 
 def test_every_choice_of_the_real_scheduler_is_among_the_best_here(scheduled: ControlPlane) -> None:
     chance, order = Recorded(), random.Random(3)
-    stock = StockScheduler(hosts(), chance)
+    stock = StockScheduler(simulated_nodes(), chance)
     ties = unschedulable = 0
     for number in range(70):
         raw = pod_object(f"p{number}", order.choice(CONTAINERS))
@@ -130,7 +132,7 @@ def test_equal_nodes_are_chosen_equally_often(scheduled: ControlPlane) -> None:
         scheduled.request("DELETE", f"{PODS}/first{number}?gracePeriodSeconds=0")
     demand = stock_demand(pod_spec(pod_object("x", ({"limits": {"cpu": "1", "memory": "2Gi"}},))))
     here = Counter(
-        f"cal-{StockScheduler(hosts(), random.Random(seed)).choose(demand)}" for seed in range(400)
+        f"cal-{StockScheduler(simulated_nodes(), random.Random(seed)).choose(demand)}" for seed in range(400)
     )
     assert set(found) == set(here)
     for name, count in here.items():

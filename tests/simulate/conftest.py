@@ -10,10 +10,10 @@ from proxy.config import parse
 from proxy.pools.pod_spec import pod_spec
 from proxy.simulate import MAX_PODS
 from proxy.simulate.cluster import Cluster
-from proxy.simulate.hosts import Host
 from proxy.simulate.machines import NamedMachine
+from proxy.simulate.nodes import SimulatedNode
 from proxy.simulate.pods import SimulatedPod, pod_template_of
-from proxy.simulate.simulation import SimulationRules, hosts_of
+from proxy.simulate.simulation import SimulationRules, simulated_nodes_of
 from proxy.topology.regular_machine import regular_machine
 
 MakePod = Callable[..., SimulatedPod]
@@ -26,7 +26,7 @@ def pod() -> MakePod:
     made = 0
 
     def make(
-        name: str = "", host: str = "", requests: Mapping[str, object] | None = None, **limits: object
+        name: str = "", node_name: str = "", requests: Mapping[str, object] | None = None, **limits: object
     ) -> SimulatedPod:
         nonlocal made
         made += 1
@@ -38,31 +38,31 @@ def pod() -> MakePod:
             "metadata": {"name": name or f"p{made}"},
             "spec": {"containers": [{"name": "c", "resources": resources}]},
         }
-        return pod_template_of(pod_spec(raw), host).copy(name or f"p{made}", made)
+        return pod_template_of(pod_spec(raw), node_name).copy(name or f"p{made}", made)
 
     return make
 
 
 @pytest.fixture
-def hosts() -> Callable[..., list[Host]]:
+def simulated_nodes() -> Callable[..., list[SimulatedNode]]:
     """Make machines of 16 CPUs on two NUMA nodes (``described``), or others."""
 
     def make(
         count: int = 1, config: str = "cpuManagerPolicy: static", pods: int = MAX_PODS, **shape: int
-    ) -> list[Host]:
+    ) -> list[SimulatedNode]:
         numbers = {"sockets": 2, "nodes_per_socket": 1, "cores_per_node": 4, **shape}
         machine = regular_machine(**numbers)
         machines = [NamedMachine(f"m{i}", machine) for i in range(1, count + 1)]
-        return hosts_of(parse(config, "test"), machines, SimulationRules({}, max_pods=pods))
+        return simulated_nodes_of(parse(config, "test"), machines, SimulationRules({}, max_pods=pods))
 
     return make
 
 
 @pytest.fixture
-def cluster(hosts: Callable[..., list[Host]]) -> MakeCluster:
+def cluster(simulated_nodes: Callable[..., list[SimulatedNode]]) -> MakeCluster:
     """Make a cluster of such machines."""
 
     def make(count: int = 1, *, fill: bool = False, retry: bool = False, **more: object) -> Cluster:
-        return Cluster(hosts(count, **more), fill=fill, retry=retry)
+        return Cluster(simulated_nodes(count, **more), fill=fill, retry=retry)
 
     return make

@@ -88,7 +88,7 @@ def test_a_pod_waits_until_another_one_leaves() -> None:
         assert [record.outcome for record in run.records].count(FleetPodState.WAITING) == 0
         later = [record for record in run.records if record.bound > 0]
         assert len(later) == 7
-        assert run.hosts[0].pod_count <= 2
+        assert run.simulated_nodes[0].pod_count <= 2
 
 
 def test_pods_of_a_stream_come_at_their_rate() -> None:
@@ -160,8 +160,8 @@ count: 4
     done = simulated(text)
     _, extended = figures(done)
     assert (extended.placed, extended.pods_on_one_numa_node, extended.rejected) == (4, 4, {})
-    for host in done.runs[1].hosts:
-        for container in host.state.containers.values():
+    for simulated_node in done.runs[1].simulated_nodes:
+        for container in simulated_node.state.containers.values():
             assert container.pod.cpuset == container.placement.exclusive
 
 
@@ -266,7 +266,7 @@ def test_a_recorded_node_has_free_what_its_objects_show() -> None:
     assert (stock.placed, stock.rejected) == (2, {"TopologyAffinityError": 1})
     assert (extended.placed, extended.waiting) == (2, 1)
     assert done.notes == ()
-    used = done.runs[0].hosts[0].offers["cpu"] - done.runs[0].hosts[0].free["cpu"]
+    used = done.runs[0].simulated_nodes[0].offers["cpu"] - done.runs[0].simulated_nodes[0].free["cpu"]
     assert used == 11_000, "the pod that runs and the two that came"
 
 
@@ -280,13 +280,13 @@ def test_recorded_pods_come_again_to_empty_nodes_if_they_may_go_anywhere() -> No
 def test_a_pod_that_runs_and_is_not_shown_takes_its_cpus() -> None:
     done = simulated(listed(node(), numatopology("1-15"), pod("a", 7, "n1"), pod("b", 8)))
     assert figures(done)[1].placed == 1
-    assert done.runs[1].hosts[0].ownable.bits == 0
+    assert done.runs[1].simulated_nodes[0].ownable.bits == 0
 
 
 def test_a_pod_that_requires_a_node_is_scheduled_to_it() -> None:
     pinned = [pod("a", 4), pod("b", 4), pod("c", 4)]
-    for each, host in zip(pinned, ("n1", "n1", "n9"), strict=True):
-        each["spec"]["nodeSelector"] = {"kubernetes.io/hostname": host}
+    for each, node_name in zip(pinned, ("n1", "n1", "n9"), strict=True):
+        each["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node_name}
     for settings in (FleetSettings(), FleetSettings(anywhere=True)):
         done = simulated(listed(node(), numatopology("1-5,8-15"), *pinned), settings)
         assert (done.fleet.running, done.fleet.pods) == (0, 3)

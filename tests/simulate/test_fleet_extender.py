@@ -29,7 +29,7 @@ from proxy.simulate.fleet.fleet_run import FleetRun
 from proxy.simulate.fleet.fleet_simulation import FleetSettings, fleet_of
 from proxy.simulate.fleet.recorded import recorded_nodes
 from proxy.simulate.fleet.schedulers import ExtendedFleetScheduler
-from proxy.simulate.hosts import Host
+from proxy.simulate.nodes import SimulatedNode
 from proxy.simulate.pods import pod_template_of
 from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, PODS, Bed, ClusterApi
 from tests.scheduler.objects import Json, numatopology, pod
@@ -61,9 +61,9 @@ class Twins:
         items = [{**each, "kind": "Node"} for each in self.api.collections[NODES].values()]
         items += [{**each, "kind": "Numatopology"} for each in self.api.collections[NUMATOPOLOGIES].values()]
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-        self.hosts = recorded_nodes(documents(text.encode(), "cluster")).hosts
-        self.names = [host.name for host in self.hosts]
-        self.scheduler = ExtendedFleetScheduler(self.hosts, self.chance, percentage, 10, strategy)
+        self.simulated_nodes = recorded_nodes(documents(text.encode(), "cluster")).simulated_nodes
+        self.names = [simulated_node.name for simulated_node in self.simulated_nodes]
+        self.scheduler = ExtendedFleetScheduler(self.simulated_nodes, self.chance, percentage, 10, strategy)
         self.raws: list[Json] = []
         simulated_pods = []
         for number in range(pods):
@@ -104,50 +104,51 @@ class Twins:
         names, found = given[0] if given else ([], [])
         return queried[0] if queried else [], dict(zip(names, found, strict=True)), chosen
 
-    def publish(self, host: Host) -> None:
+    def publish(self, simulated_node: SimulatedNode) -> None:
         """Write the object of a node, as its agent does."""
         held: dict[str, CpuSet] = {}
-        for each in host.state.containers.values():
+        for each in simulated_node.state.containers.values():
             held[each.pod.uid] = held.get(each.pod.uid, CpuSet()) | each.placement.exclusive
         state = {uid: str(cpus) for uid, cpus in held.items() if cpus}
-        spec = numatopology(host.name, **self.shapes[host.name], pods=state)["spec"]
-        spec["numares"]["cpu"]["allocatable"] = str(host.ownable)
-        self.api.put(NUMATOPOLOGIES, host.name, spec=spec)
+        spec = numatopology(simulated_node.name, **self.shapes[simulated_node.name], pods=state)["spec"]
+        spec["numares"]["cpu"]["allocatable"] = str(simulated_node.ownable)
+        self.api.put(NUMATOPOLOGIES, simulated_node.name, spec=spec)
 
     async def arrive(self, number: int, at: int, bed: Bed) -> None:
         """Make the simulation and the extender bind a pod to a node, and the node admit it."""
-        pod, raw, host = self.pods[number], self.raws[number], self.hosts[at]
+        pod, raw, simulated_node = self.pods[number], self.raws[number], self.simulated_nodes[at]
         arrival = self.scheduler.bind(at, pod)
-        problem = await bed.bind(raw, host.name)
+        problem = await bed.bind(raw, simulated_node.name)
         assert (arrival is None) == bool(problem), problem
         if arrival is None:
             return
         named = self.api.bindings[-1]["metadata"]["annotations"].get(RESOURCE_STATUS, "")
         assert arrival.pod.cpuset == (CpuSet.parse(json.loads(named)["cpuset"]) if named else None)
-        outcome = dry_run(host.state, arrival)
+        outcome = dry_run(simulated_node.state, arrival)
         assert outcome.verdict.admitted
-        host.state = outcome.state
-        self.scheduler.bound(at, pod, outcome, host)
-        raw["spec"]["nodeName"], raw["status"] = host.name, {"phase": "Running"}
+        simulated_node.state = outcome.state
+        self.scheduler.bound(at, pod, outcome, simulated_node)
+        raw["spec"]["nodeName"], raw["status"] = simulated_node.name, {"phase": "Running"}
         if named:
             raw["metadata"]["annotations"] = {**raw["metadata"]["annotations"], RESOURCE_STATUS: named}
         self.api.add_pod(raw)
-        self.publish(host)
+        self.publish(simulated_node)
 
     def leave(self, number: int, at: int) -> None:
         """Make a pod end."""
-        pod, host = self.pods[number], self.hosts[at]
-        host.state = without_pod(host.state, pod.simulated_pod.arrival.pod.sandbox_id)
-        self.scheduler.removed(at, pod, host)
+        pod, simulated_node = self.pods[number], self.simulated_nodes[at]
+        simulated_node.state = without_pod(simulated_node.state, pod.simulated_pod.arrival.pod.sandbox_id)
+        self.scheduler.removed(at, pod, simulated_node)
         self.api.remove(PODS, f"default/p{number}")
-        self.publish(host)
+        self.publish(simulated_node)
 
 
 async def settled(twins: Twins, bed: Bed) -> None:
     """Wait until the extender has received all written objects."""
     async with asyncio.timeout(20):
         while any(bed.table.pending(name) for name in twins.names) or any(
-            (node := bed.table.node(host.name)) is None or node.free != host.ownable for host in twins.hosts
+            (node := bed.table.node(simulated_node.name)) is None or node.free != simulated_node.ownable
+            for simulated_node in twins.simulated_nodes
         ):
             await asyncio.sleep(0.001)
 
@@ -228,8 +229,8 @@ def test_pods_that_run_already_count_for_the_scores_and_are_not_pending(labels: 
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": [*items, raw, pod("new", 2, uid="new")]})
     fleet = fleet_of(documents(text.encode(), "cluster"), (), FleetSettings())
     strategy = Strategy.MOST_ALLOCATED
-    scheduler = ExtendedFleetScheduler(fleet.hosts, random.Random(1), 100, 10, strategy)
-    run = FleetRun(scheduler.name, fleet.hosts, scheduler, [2])
+    scheduler = ExtendedFleetScheduler(fleet.simulated_nodes, random.Random(1), 100, 10, strategy)
+    run = FleetRun(scheduler.name, fleet.simulated_nodes, scheduler, [2])
     assert run.place_running(fleet.running, fleet.shown) == []
     table, demand = scheduler._table, fleet.coming[0].demand
     assert [table.pending(name) for name in ("n1", "n2")] == [(), ()]
@@ -238,7 +239,7 @@ def test_pods_that_run_already_count_for_the_scores_and_are_not_pending(labels: 
     for each in nodes:
         name = each["metadata"]["name"]
         live.put(join_facts(name, None, read_numatopology(each), None))
-        live.put_allocatable(name, fleet.hosts[0].offers)
+        live.put_allocatable(name, fleet.simulated_nodes[0].offers)
     live.observe(read_demand(raw), 0.0, running=True)
     expected = live.scores(demand, ["n1", "n2"], strategy)
     assert table.scores(demand, ["n1", "n2"], strategy) == expected

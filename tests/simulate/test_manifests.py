@@ -166,8 +166,8 @@ def test_workloads_stand_for_their_pods(tmp_path: Path, kind: str, spec: str, wa
     simulated_pods = read(tmp_path, template(kind, spec)).simulated_pods
     assert [simulated_pod.ref for simulated_pod in simulated_pods] == wanted
     assert {simulated_pod.arrival.pod.qos for simulated_pod in simulated_pods} == {"LS"}
-    hosts = [simulated_pod.host for simulated_pod in simulated_pods]
-    assert hosts == (MACHINES if kind == "DaemonSet" else [""] * len(wanted))
+    simulated_nodes = [simulated_pod.node_name for simulated_pod in simulated_pods]
+    assert simulated_nodes == (MACHINES if kind == "DaemonSet" else [""] * len(wanted))
 
 
 def test_a_job_without_pods(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ items:
   spec: {{nodeSelector: {{kubernetes.io/hostname: m1, disk: ssd}}, affinity: {{x: y}}, {spec}}}
 """
     pods = read(tmp_path, text)
-    assert [(simulated_pod.ref, simulated_pod.host) for simulated_pod in pods.simulated_pods] == [
+    assert [(simulated_pod.ref, simulated_pod.node_name) for simulated_pod in pods.simulated_pods] == [
         ("default/a", "m2"),
         ("default/c-2", "m1"),
     ]
@@ -222,7 +222,9 @@ items:
         "not followed: affinity of 1 pod",
         "not followed: nodeSelector disk of 1 pod",
     ]
-    assert {simulated_pod.host for simulated_pod in read(tmp_path, text, bound=False).simulated_pods} == {""}
+    assert {
+        simulated_pod.node_name for simulated_pod in read(tmp_path, text, bound=False).simulated_pods
+    } == {""}
 
 
 PINNED = POD.replace(

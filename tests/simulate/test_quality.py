@@ -11,12 +11,12 @@ from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.requests import MEMORY
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
-from proxy.simulate.hosts import Host
 from proxy.simulate.machines import NamedMachine
+from proxy.simulate.nodes import SimulatedNode
 from proxy.simulate.picture import lines_of, rows_of
 from proxy.simulate.pods import SimulatedPod
 from proxy.simulate.quality import AlignmentMeter, _nodes_of_devices, alignments_of, remaining_cpus_of
-from proxy.simulate.simulation import SimulationRules, hosts_of, simulate
+from proxy.simulate.simulation import SimulationRules, simulate, simulated_nodes_of
 from proxy.simulate.summary import find
 from proxy.topology.regular_machine import regular_machine
 
@@ -33,13 +33,13 @@ PLUGIN = {
 }
 
 
-def host(config: str = "cpuManagerPolicy: static") -> Host:
-    return hosts_of(parse(config, "test"), [NamedMachine("m", MACHINE)], SimulationRules(PLUGIN))[0]
+def simulated_node(config: str = "cpuManagerPolicy: static") -> SimulatedNode:
+    return simulated_nodes_of(parse(config, "test"), [NamedMachine("m", MACHINE)], SimulationRules(PLUGIN))[0]
 
 
 @pytest.fixture
 def node() -> Node:
-    return host().node
+    return simulated_node().node
 
 
 def container(
@@ -102,7 +102,7 @@ def test_what_is_left_in_one_piece(node: Node) -> None:
 
 
 def test_reserved_cpus_do_not_count_as_free() -> None:
-    one = host("cpuManagerPolicy: static\nreservedSystemCPUs: 0,4,8,12")
+    one = simulated_node("cpuManagerPolicy: static\nreservedSystemCPUs: 0,4,8,12")
     left = remaining_cpus_of(one.node, one.ownable)
     assert (left.cpus, left.whole, left.largest, left.largest_whole, left.largest_when_empty) == (
         28,
@@ -137,15 +137,15 @@ def test_rows_show_what_is_on_each_node(pod: Callable[..., SimulatedPod]) -> Non
         "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]",
         "test",
     )
-    hosts = hosts_of(config, [NamedMachine("m", MACHINE)], SimulationRules(PLUGIN))
+    simulated_nodes = simulated_nodes_of(config, [NamedMachine("m", MACHINE)], SimulationRules(PLUGIN))
     played = simulate(
         config,
-        hosts,
+        simulated_nodes,
         [pod(cpu=2, memory="2Gi", **{"example.com_gpu": 1}), pod(cpu=2, memory="1Gi")],
         SimulationRules(PLUGIN),
     )
     assert [result.outcome for result in played.results] == ["placed", "placed"]
-    first, second, _, fourth, nowhere = rows_of(hosts[0])
+    first, second, _, fourth, nowhere = rows_of(simulated_nodes[0])
     assert (str(first.reserved), len(first.owned), len(first.remaining), first.pods) == ("0,16", 4, 2, 2)
     assert first.memory == (3 << 30, 7 << 30)
     assert first.devices == {GPU: (1, 1)}
@@ -164,7 +164,9 @@ def test_a_summary_adds_up(pod: Callable[..., SimulatedPod]) -> None:
         pod(cpu=1, memory="1Ti"),
     ]
     summary = find(
-        simulate(config, hosts_of(config, [NamedMachine("m", MACHINE)], rules), simulated_pods, rules)
+        simulate(
+            config, simulated_nodes_of(config, [NamedMachine("m", MACHINE)], rules), simulated_pods, rules
+        )
     ).summary
     assert (summary.machines, summary.pods, summary.cpus) == (1, 8, 32)
     assert (summary.placed, summary.together, summary.spread, summary.sharing) == (5, 4, 0, 1)
@@ -177,17 +179,37 @@ def test_a_summary_adds_up(pod: Callable[..., SimulatedPod]) -> None:
 def test_a_device_of_no_node_has_a_row_of_its_own(pod: Callable[..., SimulatedPod]) -> None:
     rules = SimulationRules({GPU: {"free": RegisteredDevice("free")}})
     config = parse("cpuManagerPolicy: static", "test")
-    hosts = hosts_of(config, [NamedMachine("m", MACHINE)], rules)
-    simulate(config, hosts, [pod(cpu=2, memory="1Gi", **{"example.com_gpu": 1})], rules)
-    assert [(row.node, row.pods) for row in rows_of(hosts[0])] == [(0, 1), (1, 0), (2, 0), (3, 0), (None, 1)]
-    assert [line.split() for line in lines_of(hosts[0])][5] == ["no", "node", GPU, "1", "of", "1", "1", "pod"]
+    simulated_nodes = simulated_nodes_of(config, [NamedMachine("m", MACHINE)], rules)
+    simulate(config, simulated_nodes, [pod(cpu=2, memory="1Gi", **{"example.com_gpu": 1})], rules)
+    assert [(row.node, row.pods) for row in rows_of(simulated_nodes[0])] == [
+        (0, 1),
+        (1, 0),
+        (2, 0),
+        (3, 0),
+        (None, 1),
+    ]
+    assert [line.split() for line in lines_of(simulated_nodes[0])][5] == [
+        "no",
+        "node",
+        GPU,
+        "1",
+        "of",
+        "1",
+        "1",
+        "pod",
+    ]
 
 
 def test_the_largest_piece_is_looked_for_on_all_machines(pod: Callable[..., SimulatedPod]) -> None:
     config = parse("cpuManagerPolicy: static", "test")
     machines = [NamedMachine("a", MACHINE), NamedMachine("b", regular_machine(1, 1, 2))]
-    simulated_pods = [pod(host="a", cpu=1, memory="1Gi"), pod(host="b", cpu=1, memory="1Gi")]
+    simulated_pods = [pod(node_name="a", cpu=1, memory="1Gi"), pod(node_name="b", cpu=1, memory="1Gi")]
     summary = find(
-        simulate(config, hosts_of(config, machines, SimulationRules({})), simulated_pods, SimulationRules({}))
+        simulate(
+            config,
+            simulated_nodes_of(config, machines, SimulationRules({})),
+            simulated_pods,
+            SimulationRules({}),
+        )
     ).summary
     assert (summary.left, summary.largest, summary.largest_whole, summary.largest_when_empty) == (34, 8, 8, 8)

@@ -9,7 +9,7 @@ from proxy.model.idset import CpuSet
 from proxy.simulate.machines import NamedMachine, copies
 from proxy.simulate.picture import NumaNodeRow, bar, columns
 from proxy.simulate.pods import SimulatedPod
-from proxy.simulate.simulation import Simulation, SimulationRules, hosts_of, simulate
+from proxy.simulate.simulation import Simulation, SimulationRules, simulate, simulated_nodes_of
 from proxy.simulate.summary import Findings, find
 from proxy.simulate.text import (
     FAILED,
@@ -40,7 +40,7 @@ def play(
     rules = SimulationRules({}, explain=frozenset({explain}))
     read = parse(config, source)
     machines = copies([NamedMachine("m", regular_machine(2, 1, 4))], count)
-    played = simulate(read, hosts_of(read, machines, rules), simulated_pods, rules)
+    played = simulate(read, simulated_nodes_of(read, machines, rules), simulated_pods, rules)
     return played, find(played)
 
 
@@ -206,8 +206,8 @@ def test_the_same_twice_differs_in_nothing(pod: MakePod) -> None:
 
 
 def test_a_missing_machine_is_not_a_shortage(pod: MakePod) -> None:
-    one = play(STATIC, [pod("a", host="gone")])
+    one = play(STATIC, [pod("a", node_name="gone")])
     assert "    no machine of that name   1" in report(*one, [], verbose=False)
-    other = play(STATIC, [pod("a", host="m")])
+    other = play(STATIC, [pod("a", node_name="m")])
     lines = compare_lines(*one, *other, [], verbose=False)
     assert "1 pod: unschedulable (no machine of that name) under A, sharing under B" in lines

@@ -12,14 +12,14 @@ import pytest
 
 from proxy.pools.pod_spec import pod_spec
 from proxy.simulate.fleet.stock_scheduler import StockDemand, StockScheduler, enough_nodes, stock_demand
-from proxy.simulate.hosts import PODS, Host
+from proxy.simulate.nodes import PODS, SimulatedNode
 
 GI = 1 << 30
 
 
-def host(cpu: int = 4000, memory: int = 8 * GI, pods: int = 110, **more: int) -> Host:
+def simulated_node(cpu: int = 4000, memory: int = 8 * GI, pods: int = 110, **more: int) -> SimulatedNode:
     nothing: Any = None
-    return Host("n", nothing, nothing, {"cpu": cpu, "memory": memory, PODS: pods, **more})
+    return SimulatedNode("n", nothing, nothing, {"cpu": cpu, "memory": memory, PODS: pods, **more})
 
 
 def demand(**amounts: object) -> StockDemand:
@@ -53,26 +53,29 @@ def test_a_container_without_a_request_is_scored_with_the_defaults_and_fits_with
 @pytest.mark.parametrize(
     ("nodes", "chosen"),
     [
-        ([host(), host(8000, 16 * GI)], 1),  # more is free
-        ([host(4000, 64 * GI), host(8000, 16 * GI)], 1),  # by CPU 75 and 87, by memory 96 and 87
-        ([host(500), host()], 1),  # no room
-        ([host(pods=0), host()], 1),
-        ([host(memory=GI), host()], 1),
+        ([simulated_node(), simulated_node(8000, 16 * GI)], 1),  # more is free
+        (
+            [simulated_node(4000, 64 * GI), simulated_node(8000, 16 * GI)],
+            1,
+        ),  # by CPU 75 and 87, by memory 96 and 87
+        ([simulated_node(500), simulated_node()], 1),  # no room
+        ([simulated_node(pods=0), simulated_node()], 1),
+        ([simulated_node(memory=GI), simulated_node()], 1),
     ],
 )
-def test_the_best_node_is_chosen(nodes: list[Host], chosen: int) -> None:
+def test_the_best_node_is_chosen(nodes: list[SimulatedNode], chosen: int) -> None:
     assert StockScheduler(nodes, random.Random(1)).choose(demand(cpu=1, memory="2Gi")) == chosen
 
 
 def test_a_node_that_the_pod_balances_is_better() -> None:
-    scheduler = StockScheduler([host(), host()], random.Random(1))
+    scheduler = StockScheduler([simulated_node(), simulated_node()], random.Random(1))
     scheduler.take(0, demand(cpu=1))
     scheduler.take(1, demand(memory="2Gi"))
     assert {scheduler.choose(demand(cpu="100m")) for _ in range(5)} == {1}, "its memory was used, no CPU"
 
 
 def test_no_room_is_no_node_until_a_pod_leaves() -> None:
-    scheduler = StockScheduler([host(1000)], random.Random(1))
+    scheduler = StockScheduler([simulated_node(1000)], random.Random(1))
     pod = demand(cpu=1)
     assert scheduler.choose(pod) == 0
     scheduler.take(0, pod)
@@ -83,20 +86,20 @@ def test_no_room_is_no_node_until_a_pod_leaves() -> None:
 
 
 def test_what_no_node_offers_fits_nowhere() -> None:
-    nodes = [host(), host(**{"example.com/gpu": 1})]
+    nodes = [simulated_node(), simulated_node(**{"example.com/gpu": 1})]
     assert StockScheduler(nodes, random.Random(1)).choose(demand(**{"example.com/gpu": 1})) == 1
     assert StockScheduler(nodes, random.Random(1)).choose(demand(**{"example.com/nic": 1})) == -1
 
 
 def test_equal_nodes_share_and_the_search_goes_on_where_it_ended() -> None:
-    scheduler = StockScheduler([host() for _ in range(300)], random.Random(1))
+    scheduler = StockScheduler([simulated_node() for _ in range(300)], random.Random(1))
     chosen = [scheduler.choose(demand(cpu=1)) for _ in range(3)]
     assert 0 <= chosen[0] < 144 <= chosen[1] < 288, "48 percent of 300"
     assert chosen[2] >= 288 or chosen[2] < 132
 
 
 def test_an_extender_leaves_out_nodes_and_adds_to_scores() -> None:
-    scheduler = StockScheduler([host() for _ in range(4)], random.Random(1))
+    scheduler = StockScheduler([simulated_node() for _ in range(4)], random.Random(1))
     assert scheduler.choose(demand(cpu=1), lambda nodes: ([2, 3], [0, 5])) == 3
     assert scheduler.choose(demand(cpu=1), lambda nodes: ([], [])) == -1
     assert scheduler.choose(demand(cpu=1), lambda nodes: ([1], [0])) == 1

@@ -21,20 +21,23 @@ from typing import Protocol
 from proxy.engine.pod_dry_run import ArrivingPod, DryRunOutcome, dry_run, without_pod
 from proxy.model.workload import Pool
 from proxy.simulate.fleet.fleet_pods import FleetPod, PodKind
-from proxy.simulate.hosts import Host
+from proxy.simulate.nodes import SimulatedNode
 
 
 class FreeCpus:
     """CPUs that could still be given to one container alone, by node and NUMA node."""
 
-    def __init__(self, hosts: Sequence[Host]) -> None:
+    def __init__(self, simulated_nodes: Sequence[SimulatedNode]) -> None:
         """Count the free CPUs of some nodes."""
-        self._numa = {id(host.node): [numa.cpus.bits for numa in host.node.machine.nodes] for host in hosts}
-        self._free: list[list[int]] = [self._counts(host) for host in hosts]
+        self._numa = {
+            id(simulated_node.node): [numa.cpus.bits for numa in simulated_node.node.machine.nodes]
+            for simulated_node in simulated_nodes
+        }
+        self._free: list[list[int]] = [self._counts(simulated_node) for simulated_node in simulated_nodes]
 
-    def update(self, at: int, host: Host) -> None:
+    def update(self, at: int, simulated_node: SimulatedNode) -> None:
         """Count the free CPUs of a node again."""
-        self._free[at] = self._counts(host)
+        self._free[at] = self._counts(simulated_node)
 
     def total(self) -> int:
         """Return the number of these CPUs on all nodes."""
@@ -60,9 +63,9 @@ class FreeCpus:
             remaining.sort()
         return True
 
-    def _counts(self, host: Host) -> list[int]:
-        remaining = host.ownable.bits
-        return [(remaining & cpus).bit_count() for cpus in self._numa[id(host.node)]]
+    def _counts(self, simulated_node: SimulatedNode) -> list[int]:
+        remaining = simulated_node.ownable.bits
+        return [(remaining & cpus).bit_count() for cpus in self._numa[id(simulated_node.node)]]
 
 
 class FleetScheduler(Protocol):
@@ -77,13 +80,13 @@ class FleetScheduler(Protocol):
     def fitting(self, pod: FleetPod) -> Sequence[int]:
         """Return all nodes on which a pod fits by requests."""
 
-    def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
+    def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, simulated_node: SimulatedNode) -> None:
         """Record the decision of a node on a pod that was bound to it."""
 
-    def running(self, at: int, pod: FleetPod, host: Host) -> None:
+    def running(self, at: int, pod: FleetPod, simulated_node: SimulatedNode) -> None:
         """Record a pod that runs already and whose CPUs its node shows as taken."""
 
-    def removed(self, at: int, pod: FleetPod, host: Host) -> None:
+    def removed(self, at: int, pod: FleetPod, simulated_node: SimulatedNode) -> None:
         """Record that a pod was removed from its node."""
 
 
@@ -149,7 +152,7 @@ class FleetRun:
 
     Attributes:
         name: The name of the scheduler.
-        hosts: The nodes; they change.
+        simulated_nodes: The nodes; they change.
         scheduler: The scheduler.
         sizes: Sizes of containers for which fragmentation is measured.
         every: Arrivals between two samples.
@@ -159,7 +162,7 @@ class FleetRun:
     """
 
     name: str
-    hosts: Sequence[Host]
+    simulated_nodes: Sequence[SimulatedNode]
     scheduler: FleetScheduler
     sizes: Sequence[int]
     every: int = 100
@@ -174,7 +177,7 @@ class FleetRun:
 
     def __post_init__(self) -> None:
         """Count the free CPUs of the nodes."""
-        self._free = FreeCpus(self.hosts)
+        self._free = FreeCpus(self.simulated_nodes)
 
     def place_running(self, pods: Iterable[FleetPod], shown: Mapping[str, Container[str]]) -> list[str]:
         """Place the pods that run already; return the names of those that their nodes reject.
@@ -183,13 +186,13 @@ class FleetRun:
             pods: The pods, each with the node that it is bound to.
             shown: By node, the uids of pods whose CPUs it shows as taken: only their requests are counted.
         """
-        at = {host.name: number for number, host in enumerate(self.hosts)}
+        at = {simulated_node.name: number for number, simulated_node in enumerate(self.simulated_nodes)}
         rejected = []
         for pod in pods:
-            number, record = at[pod.simulated_pod.host], FleetPodResult(pod, 0.0)
-            if pod.simulated_pod.pod_template.spec.uid in shown.get(pod.simulated_pod.host, ()):
-                self.hosts[number].take(pod.simulated_pod.needs)
-                self.scheduler.running(number, pod, self.hosts[number])
+            number, record = at[pod.simulated_pod.node_name], FleetPodResult(pod, 0.0)
+            if pod.simulated_pod.pod_template.spec.uid in shown.get(pod.simulated_pod.node_name, ()):
+                self.simulated_nodes[number].take(pod.simulated_pod.needs)
+                self.scheduler.running(number, pod, self.simulated_nodes[number])
             elif not self._arrive(number, record, pod.simulated_pod.arrival, 0.0):
                 rejected.append(pod.simulated_pod.ref)
         self._placed = self._rejected = 0
@@ -228,11 +231,13 @@ class FleetRun:
     def _depart(self, leaving: _Leaving, times: Sequence[tuple[float, float]]) -> None:
         """Remove a pod, and retry the pods that wait."""
         now, _, at, departed = heapq.heappop(leaving)
-        host = self.hosts[at]
-        host.state = without_pod(host.state, departed.pod.simulated_pod.arrival.pod.sandbox_id)
-        host.take(departed.pod.simulated_pod.needs, -1)
-        self._free.update(at, host)
-        self.scheduler.removed(at, departed.pod, host)
+        simulated_node = self.simulated_nodes[at]
+        simulated_node.state = without_pod(
+            simulated_node.state, departed.pod.simulated_pod.arrival.pod.sandbox_id
+        )
+        simulated_node.take(departed.pod.simulated_pod.needs, -1)
+        self._free.update(at, simulated_node)
+        self.scheduler.removed(at, departed.pod, simulated_node)
         self._retry(now, leaving, times, by_kind=True)
 
     def _retry(
@@ -250,7 +255,7 @@ class FleetRun:
         unplaceable: set[tuple[PodKind, str]] = set()
         before = len(self._waiting)
         for number, record in list(self._waiting.items()):
-            alike = record.pod.kind, record.pod.simulated_pod.host
+            alike = record.pod.kind, record.pod.simulated_pod.node_name
             if alike in unplaceable:
                 continue
             if self._attempt(record, now, leaving, times[number][1]):
@@ -278,20 +283,20 @@ class FleetRun:
 
     def _arrive(self, at: int, record: FleetPodResult, arrival: ArrivingPod, now: float) -> bool:
         """Let a node admit a pod; return whether it did."""
-        host, pod = self.hosts[at], record.pod
-        outcome = dry_run(host.state, arrival)
-        record.node, record.bound = host.name, now
+        simulated_node, pod = self.simulated_nodes[at], record.pod
+        outcome = dry_run(simulated_node.state, arrival)
+        record.node, record.bound = simulated_node.name, now
         if outcome.verdict.admitted:
-            host.state = outcome.state
-            host.take(pod.simulated_pod.needs)
+            simulated_node.state = outcome.state
+            simulated_node.take(pod.simulated_pod.needs)
             record.outcome = FleetPodState.PLACED
-            record.is_on_one_numa_node = _is_on_one_numa_node(host, outcome)
+            record.is_on_one_numa_node = _is_on_one_numa_node(simulated_node, outcome)
             self._placed += 1
-            self._free.update(at, host)
+            self._free.update(at, simulated_node)
         else:
             record.outcome, record.reason = FleetPodState.REJECTED, outcome.verdict.reason
             self._rejected += 1
-        self.scheduler.bound(at, pod, outcome, host)
+        self.scheduler.bound(at, pod, outcome, simulated_node)
         return outcome.verdict.admitted
 
     def _could_be_on_one_numa_node(self, pod: FleetPod) -> bool:
@@ -309,8 +314,8 @@ class FleetRun:
         )  # fmt: skip
 
 
-def _is_on_one_numa_node(host: Host, outcome: DryRunOutcome) -> bool:
+def _is_on_one_numa_node(simulated_node: SimulatedNode, outcome: DryRunOutcome) -> bool:
     """Return whether some container owns CPUs, and each that does has them on one NUMA node."""
     placements = (container.placement for container in outcome.containers)
     owned = [placement.exclusive for placement in placements if placement.pool is Pool.OWN]
-    return bool(owned) and all(len(host.node.machine.nodes_of(cpus)) == 1 for cpus in owned)
+    return bool(owned) and all(len(simulated_node.node.machine.nodes_of(cpus)) == 1 for cpus in owned)

@@ -20,8 +20,8 @@ from proxy.simulate.fleet import generation, recorded
 from proxy.simulate.fleet.fleet_pods import FleetPod, fleet_pods
 from proxy.simulate.fleet.fleet_run import FleetRun, FreeCpus
 from proxy.simulate.fleet.schedulers import ExtendedFleetScheduler, StockFleetScheduler
-from proxy.simulate.hosts import Host
 from proxy.simulate.manifests import pods_of
+from proxy.simulate.nodes import SimulatedNode
 
 SAMPLES = 200
 SIZES = 6
@@ -112,14 +112,14 @@ class Fleet:
     """Nodes, and pods that are there or come.
 
     Attributes:
-        hosts: The nodes in the beginning.
+        simulated_nodes: The nodes in the beginning.
         shown: By node, uids of pods whose CPUs are taken already.
         running: Pods that are bound to a node in the beginning.
         coming: Pods that come.
         notes: What was not followed, in sentences.
     """
 
-    hosts: tuple[Host, ...]
+    simulated_nodes: tuple[SimulatedNode, ...]
     shown: dict[str, frozenset[str]]
     running: tuple[FleetPod, ...]
     coming: tuple[FleetPod, ...]
@@ -128,13 +128,13 @@ class Fleet:
     def size(self) -> FleetSize:
         """Count it."""
         return FleetSize(
-            len(self.hosts),
-            sum(len(host.node.machine.nodes) for host in self.hosts),
-            FreeCpus(self.hosts).total(),
+            len(self.simulated_nodes),
+            sum(len(simulated_node.node.machine.nodes) for simulated_node in self.simulated_nodes),
+            FreeCpus(self.simulated_nodes).total(),
             len(self.running),
             len(self.coming),
             sum(pod.simulated_pod.needs.get(CPU, 0) for pod in self.coming),
-            sum(host.offers.get(CPU, 0) for host in self.hosts),
+            sum(simulated_node.offers.get(CPU, 0) for simulated_node in self.simulated_nodes),
         )
 
 
@@ -155,12 +155,14 @@ class FleetSimulation:
     notes: tuple[str, ...]
 
 
-def fleet_of(documents: Sequence[Document], hosts: Iterable[Host], settings: FleetSettings) -> Fleet:
+def fleet_of(
+    documents: Sequence[Document], simulated_nodes: Iterable[SimulatedNode], settings: FleetSettings
+) -> Fleet:
     """Read nodes and pods.
 
     Args:
         documents: Objects and descriptions of fleets.
-        hosts: More nodes, with nothing on them.
+        simulated_nodes: More nodes, with nothing on them.
         settings: How they are read.
 
     Raises:
@@ -170,14 +172,18 @@ def fleet_of(documents: Sequence[Document], hosts: Iterable[Host], settings: Fle
     fleets = [
         generation.read_fleet(document) for document in documents if generation.is_fleet(document.value)
     ]
-    all_hosts = [*hosts, *nodes.hosts, *(host for generated, _ in fleets for host in generated)]
-    names = _names(all_hosts)
+    all_nodes = [
+        *simulated_nodes,
+        *nodes.simulated_nodes,
+        *(simulated_node for generated, _ in fleets for simulated_node in generated),
+    ]
+    names = _names(all_nodes)
     other_kinds = (generation.KIND, *recorded.KINDS)
     pods = pods_of(
         documents, tuple(names), settings.replicas, bound=not settings.anywhere, others=other_kinds
     )
     simulated_pods = [*pods.simulated_pods]
-    milli, chance = sum(host.offers.get(CPU, 0) for host in all_hosts), _chance(settings)
+    milli, chance = sum(simulated_node.offers.get(CPU, 0) for simulated_node in all_nodes), _chance(settings)
     for _, mix in fleets:
         if mix is not None:
             simulated_pods += generation.pods_of(mix, milli, chance, len(simulated_pods))
@@ -185,35 +191,35 @@ def fleet_of(documents: Sequence[Document], hosts: Iterable[Host], settings: Fle
     running = tuple(pod for pod in found if pod.simulated_pod.names_node)
     coming = tuple(pod for pod in found if not pod.simulated_pod.names_node)
     for simulated_pod in (pod.simulated_pod for pod in running):
-        if simulated_pod.host not in names:
+        if simulated_pod.node_name not in names:
             raise InputError(
                 f"cannot place the pod {simulated_pod.ref} of {simulated_pod.where}:"
-                f" no node {simulated_pod.host}"
+                f" no node {simulated_pod.node_name}"
             )
     if not coming:
         raise InputError("cannot simulate a cluster without arriving pods: give Pods, workloads or a Fleet")
     shown = {name: frozenset(uids) for name, uids in nodes.shown.items()}
     notes = (*nodes.notes, *pods.notes, *_absent_nodes(coming, names))
-    return Fleet(tuple(all_hosts), shown, running, coming, notes)
+    return Fleet(tuple(all_nodes), shown, running, coming, notes)
 
 
 def _absent_nodes(coming: Iterable[FleetPod], names: Mapping[str, int]) -> Iterator[str]:
     """Yield a note about pods that require a node that is not simulated."""
-    required = [pod.simulated_pod for pod in coming if pod.simulated_pod.host]
-    if absent := [pod for pod in required if pod.host not in names]:
-        example = f"such as {absent[0].ref} (node {absent[0].host})"
+    required = [pod.simulated_pod for pod in coming if pod.simulated_pod.node_name]
+    if absent := [pod for pod in required if pod.node_name not in names]:
+        example = f"such as {absent[0].ref} (node {absent[0].node_name})"
         yield f"not placed: {counted(len(absent), 'pod')} that can only go to a node not simulated, {example}"
 
 
-def _names(hosts: Sequence[Host]) -> dict[str, int]:
+def _names(simulated_nodes: Sequence[SimulatedNode]) -> dict[str, int]:
     """Return the names of nodes and how often each is there, which is once.
 
     Raises:
         InputError: A name is there twice, or there are no nodes.
     """
-    if not hosts:
+    if not simulated_nodes:
         raise InputError("cannot simulate a cluster without nodes: give Node objects, a Fleet or --machine")
-    names = Counter(host.name for host in hosts)
+    names = Counter(simulated_node.name for simulated_node in simulated_nodes)
     name, count = names.most_common(1)[0]
     if count > 1:
         raise InputError(f"cannot simulate two nodes of the name {name}")
@@ -232,15 +238,24 @@ def simulate_fleet(
     """
     size = fleet.size()
     times = list(settings.pattern.times(len(fleet.coming), _chance(settings)))
-    most = max((max(len(numa.cpus) for numa in host.node.machine.nodes) for host in fleet.hosts), default=1)
+    most = max(
+        (
+            max(len(numa.cpus) for numa in simulated_node.node.machine.nodes)
+            for simulated_node in fleet.simulated_nodes
+        ),
+        default=1,
+    )
     requested = {cpus for pod in fleet.coming for cpus in pod.kind.sizes if cpus <= most}
     runs = []
     rejected: list[str] = []
     for scheduler_of in (_stock, _with_extender):
-        hosts = [replace(host, free=dict(host.free)) for host in fleet.hosts]
-        scheduler = scheduler_of(hosts, settings)
+        simulated_nodes = [
+            replace(simulated_node, free=dict(simulated_node.free))
+            for simulated_node in fleet.simulated_nodes
+        ]
+        scheduler = scheduler_of(simulated_nodes, settings)
         interval = max(1, len(fleet.coming) // SAMPLES)
-        run = FleetRun(scheduler.name, hosts, scheduler, sorted(requested)[-SIZES:], interval)
+        run = FleetRun(scheduler.name, simulated_nodes, scheduler, sorted(requested)[-SIZES:], interval)
         rejected = run.place_running(fleet.running, fleet.shown)
         run.play(fleet.coming, times, step)
         runs.append(run)
@@ -251,13 +266,13 @@ def simulate_fleet(
     return FleetSimulation(size, settings, tuple(runs), tuple(notes))
 
 
-def _stock(hosts: Sequence[Host], settings: FleetSettings) -> StockFleetScheduler:
-    return StockFleetScheduler(hosts, _chance(settings), settings.percentage)
+def _stock(simulated_nodes: Sequence[SimulatedNode], settings: FleetSettings) -> StockFleetScheduler:
+    return StockFleetScheduler(simulated_nodes, _chance(settings), settings.percentage)
 
 
-def _with_extender(hosts: Sequence[Host], settings: FleetSettings) -> StockFleetScheduler:
+def _with_extender(simulated_nodes: Sequence[SimulatedNode], settings: FleetSettings) -> StockFleetScheduler:
     return ExtendedFleetScheduler(
-        hosts, _chance(settings), settings.extended_percentage, settings.weight, settings.strategy
+        simulated_nodes, _chance(settings), settings.extended_percentage, settings.weight, settings.strategy
     )
 
 

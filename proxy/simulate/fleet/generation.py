@@ -36,9 +36,9 @@ from proxy.pools.pod_fields import (
 from proxy.pools.pod_spec import pod_spec
 from proxy.simulate import MAX_PODS
 from proxy.simulate.documents import Document
-from proxy.simulate.hosts import Host, host_of, reserve_of
 from proxy.simulate.machines import MOST_MACHINES
 from proxy.simulate.manifests import MOST_PODS
+from proxy.simulate.nodes import SimulatedNode, reserve_of, simulated_node_of
 from proxy.simulate.pods import PodTemplate, SimulatedPod, pod_template_of
 from proxy.topology.regular_machine import regular_machine
 
@@ -85,7 +85,7 @@ def is_fleet(value: object) -> bool:
     return isinstance(value, dict) and value.get("kind") == KIND
 
 
-def read_fleet(document: Document) -> tuple[list[Host], Mix | None]:
+def read_fleet(document: Document) -> tuple[list[SimulatedNode], Mix | None]:
     """Read a document of kind ``Fleet``: empty nodes, and the pods to generate.
 
     Raises:
@@ -94,10 +94,10 @@ def read_fleet(document: Document) -> tuple[list[Host], Mix | None]:
     try:
         raw = read_object(document.value, "")
         _known(raw, _KEYS, "")
-        hosts: list[Host] = []
+        simulated_nodes: list[SimulatedNode] = []
         for at, entry in enumerate(read_list(raw.get("nodes"), "nodes")):
-            hosts += _nodes(read_object(entry, f"nodes[{at}]"), f"nodes[{at}]", at)
-        return hosts, _mix(raw)
+            simulated_nodes += _nodes(read_object(entry, f"nodes[{at}]"), f"nodes[{at}]", at)
+        return simulated_nodes, _mix(raw)
     except FieldError as error:
         raise InputError(f"cannot read the fleet in {document.where()}: {error}") from None
 
@@ -121,7 +121,7 @@ def pods_of(mix: Mix, milli: int, chance: random.Random, before: int = 0) -> Ite
         yield pod_template.copy(f"{pod_template.spec.name}-{number}", number)
 
 
-def _nodes(raw: Mapping[str, Any], at: str, number: int) -> Iterator[Host]:
+def _nodes(raw: Mapping[str, Any], at: str, number: int) -> Iterator[SimulatedNode]:
     _known(raw, _NODE_KEYS, at)
     name = read_name(raw.get("name") or f"node{number + 1}", f"{at}.name", dots=True)
     count = _whole(raw, "count", at, 1, MOST_MACHINES)
@@ -138,7 +138,7 @@ def _nodes(raw: Mapping[str, Any], at: str, number: int) -> Iterator[Host]:
     reserve = reserve_of(config)
     most = _whole(raw, "maxPods", at, MAX_PODS, 1_000_000)
     for index in range(1, count + 1):
-        yield host_of(f"{name}-{index}", node, reserve, most)
+        yield simulated_node_of(f"{name}-{index}", node, reserve, most)
 
 
 def _machine(raw: Mapping[str, Any], at: str) -> Machine:

@@ -29,7 +29,7 @@ from proxy.scheduler.numatopology import NumatopologyFacts, read_numatopology
 from proxy.scheduler.resource_topology import ResourceTopologyFacts, read_resource_topology
 from proxy.simulate import MAX_PODS
 from proxy.simulate.documents import Document, shape_of
-from proxy.simulate.hosts import PODS, Host
+from proxy.simulate.nodes import PODS, SimulatedNode
 from proxy.topology.regular_machine import regular_machine
 
 NODE, NUMATOPOLOGY, RESOURCE_TOPOLOGY = "Node", "Numatopology", "NodeResourceTopology"
@@ -43,12 +43,12 @@ class RecordedNodes:
     """Nodes that were read.
 
     Attributes:
-        hosts: The nodes, in the order of their Node objects.
+        simulated_nodes: The nodes, in the order of their Node objects.
         shown: By node, the uids of pods whose CPUs are taken already.
         notes: Facts that the objects lack, in sentences.
     """
 
-    hosts: list[Host] = field(default_factory=list)
+    simulated_nodes: list[SimulatedNode] = field(default_factory=list)
     shown: dict[str, Mapping[str, CpuSet]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -126,7 +126,7 @@ def _joined(objects: _Objects, *, empty: bool) -> RecordedNodes:
             except UnknownNodeError as error:
                 raise InputError(f"cannot use the node {name}: {error}") from None
         unknown += node is None
-        recorded.hosts.append(_host(name, meta, node))
+        recorded.simulated_nodes.append(_simulated_node(name, meta, node))
         recorded.shown[name] = node.shown if node else {}
     without_node = [name for name in {**objects.numa, **objects.zones} if name not in objects.meta]
     if without_node:
@@ -141,7 +141,7 @@ def _joined(objects: _Objects, *, empty: bool) -> RecordedNodes:
     return recorded
 
 
-def _host(name: str, meta: NodeMeta, node: SchedulableNode | None) -> Host:
+def _simulated_node(name: str, meta: NodeMeta, node: SchedulableNode | None) -> SimulatedNode:
     if CPU not in meta.allocatable:
         raise InputError(f"cannot use the node {name}: status.allocatable of its Node object has no cpu")
     offers = {
@@ -154,7 +154,7 @@ def _host(name: str, meta: NodeMeta, node: SchedulableNode | None) -> Host:
         state = NodeState.empty(_without_topology(min(cpus, _MOST_CPUS)))
     else:
         state = shown_state(node)
-    return Host(name, state.node, state, offers, dict(offers))
+    return SimulatedNode(name, state.node, state, offers, dict(offers))
 
 
 @functools.cache

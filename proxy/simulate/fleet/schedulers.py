@@ -34,7 +34,7 @@ from proxy.scheduler.resource_topology import MemoryRows
 from proxy.scheduler.scores import Strategy, volcano_scores
 from proxy.simulate.fleet.fleet_pods import FleetPod, PodKind
 from proxy.simulate.fleet.stock_scheduler import BEST, INFEASIBLE, MOST_KINDS, StockScheduler, StockView
-from proxy.simulate.hosts import Host
+from proxy.simulate.nodes import SimulatedNode
 
 STOCK = "stock"
 WITH_EXTENDER = "with extender"
@@ -152,16 +152,18 @@ class StockFleetScheduler:
 
     name = STOCK
 
-    def __init__(self, hosts: Sequence[Host], chance: random.Random, percentage: int = 0) -> None:
+    def __init__(
+        self, simulated_nodes: Sequence[SimulatedNode], chance: random.Random, percentage: int = 0
+    ) -> None:
         """Prepare to choose among nodes.
 
         Args:
-            hosts: The nodes.
+            simulated_nodes: The nodes.
             chance: Decides among equal nodes.
             percentage: ``percentageOfNodesToScore``; 0: by the number of nodes.
         """
-        self._stock = StockScheduler(hosts, chance, percentage)
-        self._at = {host.name: at for at, host in enumerate(hosts)}
+        self._stock = StockScheduler(simulated_nodes, chance, percentage)
+        self._at = {simulated_node.name: at for at, simulated_node in enumerate(simulated_nodes)}
 
     def choose(self, pod: FleetPod) -> int:
         """Return the position of the node for a pod; -1 if no node is suitable."""
@@ -176,25 +178,25 @@ class StockFleetScheduler:
         fitting, required = self._stock.fitting(pod.kind.stock), self._required(pod)
         return fitting if required is None else [at for at in required if at in fitting]
 
-    def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
+    def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, simulated_node: SimulatedNode) -> None:
         """Record the decision of a node on a pod that was bound to it."""
         if outcome.verdict.admitted:
             self._stock.take(at, pod.kind.stock)
 
-    def running(self, at: int, pod: FleetPod, host: Host) -> None:
+    def running(self, at: int, pod: FleetPod, simulated_node: SimulatedNode) -> None:
         """Record a pod that runs already and whose CPUs its node shows as taken."""
         self._stock.take(at, pod.kind.stock)
 
-    def removed(self, at: int, pod: FleetPod, host: Host) -> None:
+    def removed(self, at: int, pod: FleetPod, simulated_node: SimulatedNode) -> None:
         """Record that a pod was removed from its node."""
         self._stock.take(at, pod.kind.stock, -1)
 
     def _required(self, pod: FleetPod) -> Sequence[int] | None:
         """Return the positions of the nodes that a pod may go to; None for all."""
-        host = pod.simulated_pod.host
-        if not host:
+        node_name = pod.simulated_pod.node_name
+        if not node_name:
             return None
-        return [self._at[host]] if host in self._at else []
+        return [self._at[node_name]] if node_name in self._at else []
 
 
 class ExtendedFleetScheduler(StockFleetScheduler):
@@ -203,28 +205,33 @@ class ExtendedFleetScheduler(StockFleetScheduler):
     name = WITH_EXTENDER
 
     def __init__(
-        self, hosts: Sequence[Host], chance: random.Random, percentage: int, weight: int, strategy: Strategy
+        self,
+        simulated_nodes: Sequence[SimulatedNode],
+        chance: random.Random,
+        percentage: int,
+        weight: int,
+        strategy: Strategy,
     ) -> None:
         """Prepare to choose among nodes.
 
         Args:
-            hosts: The nodes.
+            simulated_nodes: The nodes.
             chance: Decides among equal nodes.
             percentage: ``percentageOfNodesToScore``.
             weight: The extender's weight in the scheduler's configuration; its scores are 0 to 10, and those
                 of plugins 0 to 100.
             strategy: How the extender scores nodes.
         """
-        super().__init__(hosts, chance, percentage)
-        self._names = [host.name for host in hosts]
+        super().__init__(simulated_nodes, chance, percentage)
+        self._names = [simulated_node.name for simulated_node in simulated_nodes]
         self._added = [score // EXTENDER_SCALE * weight * EXTENDER_SCALE for score in range(BEST + 1)]
         self._strategy = strategy
         self._table, self._now = NodeTable(), 0.0
         self._rankings: OrderedDict[PodKind, Ranking] = OrderedDict()
-        self._shown: list[dict[str, CpuSet]] = [{} for _ in hosts]
-        for at, host in enumerate(hosts):
-            self._table.put_allocatable(host.name, host.offers)
-            self._publish(at, host)
+        self._shown: list[dict[str, CpuSet]] = [{} for _ in simulated_nodes]
+        for at, simulated_node in enumerate(simulated_nodes):
+            self._table.put_allocatable(simulated_node.name, simulated_node.offers)
+            self._publish(at, simulated_node)
 
     def choose(self, pod: FleetPod) -> int:
         """Return the position of the node for a pod; -1 if no node is suitable."""
@@ -269,48 +276,54 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         self._table.assume(name, demand, self._now)
         return arrival
 
-    def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
+    def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, simulated_node: SimulatedNode) -> None:
         """Record the decision of a node on a pod that was bound to it."""
-        super().bound(at, pod, outcome, host)
+        super().bound(at, pod, outcome, simulated_node)
         uid = pod.simulated_pod.arrival.pod.uid
         if outcome.verdict.admitted:
             cpus = CpuSet.union_of(container.placement.exclusive for container in outcome.containers)
             if cpus:
                 self._shown[at][uid] = cpus
-            self._table.observe(replace(pod.demand, node=host.name), self._now, running=True)
-            self._publish(at, host)
+            self._table.observe(replace(pod.demand, node=simulated_node.name), self._now, running=True)
+            self._publish(at, simulated_node)
         else:
             self._table.release(uid, self._now)
 
-    def running(self, at: int, pod: FleetPod, host: Host) -> None:
+    def running(self, at: int, pod: FleetPod, simulated_node: SimulatedNode) -> None:
         """Record a pod that runs already and whose CPUs its node shows as taken."""
-        super().running(at, pod, host)
-        self._table.observe(replace(pod.demand, node=host.name), self._now, running=True)
-        self._publish(at, host)  # later: the table does not count the pod in addition to the node
+        super().running(at, pod, simulated_node)
+        self._table.observe(replace(pod.demand, node=simulated_node.name), self._now, running=True)
+        self._publish(at, simulated_node)  # later: the table does not count the pod in addition to the node
 
-    def removed(self, at: int, pod: FleetPod, host: Host) -> None:
+    def removed(self, at: int, pod: FleetPod, simulated_node: SimulatedNode) -> None:
         """Record that a pod was removed from its node."""
-        super().removed(at, pod, host)
+        super().removed(at, pod, simulated_node)
         uid = pod.simulated_pod.arrival.pod.uid
         self._shown[at].pop(uid, None)
         self._table.release(uid, self._now)
-        self._publish(at, host)
+        self._publish(at, simulated_node)
 
-    def _publish(self, at: int, host: Host) -> None:
+    def _publish(self, at: int, simulated_node: SimulatedNode) -> None:
         """Publish the free resources of a node."""
-        node = host.node
-        devices = _devices(host) if host.state.devices.registered else {}
+        node = simulated_node.node
+        devices = _devices(simulated_node) if simulated_node.state.devices.registered else {}
         shown = self._shown[at]
         facts = SchedulableNode(
-            host.name, node, node.reserved, host.ownable, devices, shown, memory=_memory(host)
+            simulated_node.name,
+            node,
+            node.reserved,
+            simulated_node.ownable,
+            devices,
+            shown,
+            memory=_memory(simulated_node),
         )
         self._now += 2 * GRACE_S
         self._table.put(facts, self._now)
 
 
-def _memory(host: Host) -> MemoryRows:
+def _memory(simulated_node: SimulatedNode) -> MemoryRows:
     """Return the memory of each NUMA node and its free part, if memory is counted."""
-    memory = host.state.memory
+    memory = simulated_node.state.memory
     return tuple(
         (numa, resource, table.allocatable, table.free)
         for numa, numa_memory in (memory.nodes.items() if memory else ())
@@ -318,11 +331,11 @@ def _memory(host: Host) -> MemoryRows:
     )
 
 
-def _devices(host: Host) -> DeviceCounts:
+def _devices(simulated_node: SimulatedNode) -> DeviceCounts:
     """Return how many devices each NUMA node has, and how many of them are free."""
     counts: dict[str, dict[int, tuple[int, int]]] = {}
-    for resource, registered in host.state.devices.registered.items():
-        available = host.state.devices.available(resource)
+    for resource, registered in simulated_node.state.devices.registered.items():
+        available = simulated_node.state.devices.available(resource)
         zones = counts.setdefault(resource, {})
         for device in registered.values():
             if device.nodes:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from proxy.model.requests import MEMORY, peak_request
 from proxy.pools.pod_fields import CPU
 from proxy.pools.pod_spec import PodSpec
-from proxy.simulate.hosts import PODS, Host
+from proxy.simulate.nodes import PODS, SimulatedNode
 from proxy.simulate.pods import needs_of
 
 ExtenderCall = Callable[[Sequence[int]], tuple[Sequence[int], Sequence[int]]]
@@ -107,18 +107,20 @@ class StockScheduler:
         changes: The nodes that have changed, one for each change.
     """
 
-    def __init__(self, hosts: Sequence[Host], chance: random.Random, percentage: int = 0) -> None:
+    def __init__(
+        self, simulated_nodes: Sequence[SimulatedNode], chance: random.Random, percentage: int = 0
+    ) -> None:
         """Prepare to choose among some nodes.
 
         Args:
-            hosts: The nodes, in the order in which the scheduler came to know them.
+            simulated_nodes: The nodes, in the order in which the scheduler came to know them.
             chance: Decides among equals.
             percentage: ``percentageOfNodesToScore``.
         """
-        self._nodes = [_NodeSums(host.offers) for host in hosts]
+        self._nodes = [_NodeSums(simulated_node.offers) for simulated_node in simulated_nodes]
         self._chance = chance
         self._start = 0
-        self._enough = enough_nodes(len(hosts), percentage)
+        self._enough = enough_nodes(len(simulated_nodes), percentage)
         self._views: OrderedDict[StockDemand, StockView] = OrderedDict()
         self.changes: list[int] = []
 

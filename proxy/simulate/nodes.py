@@ -1,6 +1,6 @@
-"""The machines of a simulation: the capacity of each, the free part, and the engine's state.
+"""The nodes of a simulation: the capacity of each, the free part, and the engine's state.
 
-The offer of a machine is what kubelet would report to the scheduler as allocatable: the capacity without the
+The offer of a node is what kubelet would report to the scheduler as allocatable: the capacity without the
 reserve, memory without huge pages, healthy devices of the simulated plugins.
 """
 
@@ -25,21 +25,21 @@ _ALWAYS = ("cpu", MEMORY)
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """The part of a machine that is not for pods: thousandths of a CPU, and bytes of memory."""
+    """The part of a node that is not for pods: thousandths of a CPU, and bytes of memory."""
 
     milli: int = 0
     memory: int = 0
 
 
 @dataclass(slots=True)
-class Host:
-    """One machine and the pods on it.
+class SimulatedNode:
+    """A simulated Kubernetes node and the pods on it. The output calls it a machine.
 
     Attributes:
-        name: The machine's name.
+        name: The node's name.
         node: The machine and its rules, as the engine reads them.
         state: The engine's state.
-        offers: Resource to amount; memory is left out if the machine does not report it.
+        offers: Resource to amount; memory is left out if the node does not report it.
         free: The free part of the offer, by requests.
         pod_count: How many pods run here.
     """
@@ -81,8 +81,8 @@ class Host:
         self.pod_count += sign
 
 
-def host_of(name: str, node: Node, reserve: Reserve, pods: int = MAX_PODS) -> Host:
-    """Make an empty machine.
+def simulated_node_of(name: str, node: Node, reserve: Reserve, pods: int = MAX_PODS) -> SimulatedNode:
+    """Make an empty node.
 
     Args:
         name: Its name.
@@ -93,7 +93,7 @@ def host_of(name: str, node: Node, reserve: Reserve, pods: int = MAX_PODS) -> Ho
     offers = offers_of(node, reserve)
     if pods:
         offers[PODS] = pods
-    return Host(name, node, NodeState.empty(node), offers, dict(offers))
+    return SimulatedNode(name, node, NodeState.empty(node), offers, dict(offers))
 
 
 def reserve_of(config: Config) -> Reserve:
@@ -115,7 +115,7 @@ def reserve_of(config: Config) -> Reserve:
 
 
 def offers_of(node: Node, reserve: Reserve) -> dict[str, int]:
-    """Return the amounts that a machine offers to pods, by resource."""
+    """Return the amounts that a node offers to pods, by resource."""
     usable = [usable_memory(numa) for numa in node.machine.nodes]
     offers = {"cpu": max(0, 1000 * len(node.machine.online) - reserve.milli)}
     for resource in dict.fromkeys(resource for amounts in usable for resource in amounts):
