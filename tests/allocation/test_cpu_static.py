@@ -353,7 +353,7 @@ class CpuPolicyHistory(RuleBasedStateMachine):
             self.state = allocate(self.known, before, requests, name, None if node is None else Mask([node]))
         except (NotEnoughCpus, SmtAlignmentError):
             return
-        if before.of(uid, name) is None:
+        if before.owned_by(uid, name) is None:
             new = self.state.owned_by(uid, name)
             assert new is not None
             assert len(new) == cpus

@@ -169,6 +169,8 @@ def test_alignment_by_socket_is_recognized() -> None:
     assert sockets.aligned_socket_count == 2
     aligned = [bits for bits in range(64) if sockets.is_aligned(bits)]
     assert len(aligned) == 3 * 9, "CPUs of both nodes of two sockets"
-    assert Sockets.of(CpuTopology.of_rows(CpuRow(c, c, c, 0, 0) for c in range(4)), 1).wanted == 0
+    assert (
+        Sockets.of(CpuTopology.of_rows(CpuRow(c, c, c, 0, 0) for c in range(4)), 1).aligned_socket_count == 0
+    )
     assert list(Sockets((), 1).choices(())) == []
     assert sum(1 for _ in itertools.chain(sockets.choices(()))) == 3

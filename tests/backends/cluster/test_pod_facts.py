@@ -87,7 +87,7 @@ def test_the_exact_requests_of_a_pod(tmp_path: Path) -> None:
         ("main", ContainerKind.APP),
     ]
     assert requests.named("main").requests == {"cpu": 2000, "memory": 1 << 30}
-    assert requests.own == {"cpu": 2000, "memory": 1 << 30}
+    assert requests.pod_level_requests == {"cpu": 2000, "memory": 1 << 30}
     assert requests.guaranteed
     assert kubelet.queries == 0, "kubelet is not queried for a pod that the file has"
 
