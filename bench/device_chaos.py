@@ -3,7 +3,7 @@
     make device-chaos                                      some minutes
     .venv/bin/python bench/device_chaos.py --calls 1000    fewer
 
-Eight clients create containers that request devices from the real daemon. Seven device plug-ins run as
+Eight clients create containers that request devices from the real daemon. Seven device plugins run as
 processes; one is correct, and each of the others misbehaves at random times in its own way. Halfway the
 daemon is killed and restarted. The devices of a container are read from the request that reached the runtime:
 no device may be in two containers at a time, none may be missing at the end, and no call may hang.
@@ -43,9 +43,9 @@ from tests.testkit.device_plugin import PlayedPlugin, allocated, device
 
 CALLS, HANDS, TIMEOUT_S = 10_000, 8, 0.5
 DEVICES = 16
-"""The devices of each plug-in, on two NUMA nodes."""
+"""The devices of each plugin, on two NUMA nodes."""
 HUNG_S = 10.0
-"""A create that takes longer counts as hanging: its plug-in has half a second, and creates wait for each
+"""A create that takes longer counts as hanging: its plugin has half a second, and creates wait for each
 other."""
 SHARE = 0.03
 """How often a plugin misbehaves in a call."""
@@ -60,7 +60,7 @@ def resource_of(kind: str) -> str:
 
 
 def plugin(directory: Path, kind: str, seed: int) -> None:
-    """Run as a device plug-in that misbehaves in one way, until the process is killed."""
+    """Run as a device plugin that misbehaves in one way, until the process is killed."""
     dice = random.Random(seed)
     listed = [device(f"{kind}-{n}", n % 2) for n in range(DEVICES)]
     played = PlayedPlugin(directory, listed, resource_of(kind), f"{kind}.sock")
@@ -115,7 +115,7 @@ def flap(played: PlayedPlugin, dice: random.Random) -> None:
 
 
 class PluginProcesses:
-    """The processes of plug-ins: those that crash are restarted, and now and then one is stopped."""
+    """The processes of plugins: those that crash are restarted, and now and then one is stopped."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -136,7 +136,7 @@ class PluginProcesses:
             process.wait()
 
     def calm(self) -> None:
-        """Stop no further plug-ins."""
+        """Stop no further plugins."""
         self._stop.set()
         self._keeper.join()
 
@@ -315,7 +315,7 @@ class DeviceHand(threading.Thread):
 
 @contextlib.contextmanager
 def prepared(base: Path) -> Iterator[tuple[Node, PodsApi, Path]]:
-    """Set up a node with a pods API and a directory for device plug-ins."""
+    """Set up a node with a pods API and a directory for device plugins."""
     directory = base / "plugins"
     with node(base) as one:
         file = base / "config.yaml"
@@ -336,7 +336,7 @@ def prepared(base: Path) -> Iterator[tuple[Node, PodsApi, Path]]:
 
 
 def registered(one: Node, *states: str) -> set[str]:
-    """Name the resources whose plug-ins are in one of these states; in any state if none is named."""
+    """Name the resources whose plugins are in one of these states; in any state if none is named."""
     listed = ((one.status() or {}).get("devicePlugins") or {}).get("resources", [])
     return {row["resource"] for row in listed if not states or row["state"] in states}
 

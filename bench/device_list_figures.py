@@ -1,4 +1,4 @@
-"""Measures the time of a device list from a plug-in to the state of the node: a command by itself
+"""Measures the time of a device list from a plugin to the state of the node: a command by itself
 
     .venv/bin/python bench/device_list_figures.py
 
@@ -37,7 +37,7 @@ PAUSE_S = 0.15
 
 
 def plugin(directory: Path) -> None:
-    """Run as the plug-in: each list differs from the previous one in the health of one device."""
+    """Run as the plugin: each list differs from the previous one in the health of one device."""
     listed = [device(f"device-{n:04}", n % 8) for n in range(DEVICES)]
     played = PlayedPlugin(directory, listed).start()
     played.register(directory / "kubelet.sock")

@@ -53,7 +53,7 @@ def kubelet_cpu_manager_of(config: Config, context: NodeContext) -> KubeletCpuMa
 
 
 def kubelet_allocations_of(config: Config, context: NodeContext) -> KubeletAllocations | None:
-    """Make the reader of the devices that kubelet has assigned; None if no device plug-ins are served."""
+    """Make the reader of the devices that kubelet has assigned; None if no device plugins are served."""
     if not config.device_plugins.enabled:
         return None
     from proxy.backends.kubelet.device_checkpoint import KubeletDevicesReader
@@ -72,7 +72,7 @@ def pod_resources_of(config: Config, executor: NodeExecutor) -> PodResourcesServ
 
 
 def device_plugin_registry_of(config: Config, context: NodeContext) -> DevicePlugins | None:
-    """Make the registry of device plug-ins; None if they are not served."""
+    """Make the registry of device plugins; None if they are not served."""
     if not config.device_plugins.enabled:
         return None
     from proxy.backends.device_plugins.registry import DevicePluginRegistry

@@ -66,7 +66,7 @@ def _drift_seconds(value: object) -> str:
 
 
 def device_plugins(data: Mapping[str, object], width: int) -> Iterable[str]:
-    """Write the section; nothing if no device plug-in has registered.
+    """Write the section; nothing if no device plugin has registered.
 
     Args:
         data: The part of the status under ``devicePlugins``.

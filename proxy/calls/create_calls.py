@@ -233,7 +233,7 @@ class CreateCalls:
             self._go_create(call, container, answer)
 
     async def _allocate(self, call: UndecidedCall, container: Container) -> None:
-        """Let device plug-ins prepare a container's devices, and add their answers to the request."""
+        """Let device plugins prepare a container's devices, and add their answers to the request."""
         grants, context = self.executor.device_grants, call.state
         assert grants is not None, "there are no devices without plug-ins"
         refused: tuple[type[Exception], ...] = (DevicePluginError, DeviceConflictError, *call.unreadable)

@@ -85,7 +85,7 @@ class PodCalls:
         await self._admitted(call, decided, is_changed=is_changed)
 
     async def _admitted(self, call: UndecidedCall, decided: PodDecided, *, is_changed: bool) -> None:
-        """Continue with a decided pod; its client may have disconnected while plug-ins were queried."""
+        """Continue with a decided pod; its client may have disconnected while plugins were queried."""
         executor = self.executor
         if type(decided.answer) is not Refuse:
             pod = decided.admission.pod

@@ -145,7 +145,7 @@ class CallContext:
         quota_update: The part of an update that requests another CFS quota; None for none.
         named: Set once the runtime has named the created container or sandbox.
         body: A create's message before hooks have changed it; None if no hook was called.
-        device_fields: Fields of a create's message that device plug-ins have set, by name.
+        device_fields: Fields of a create's message that device plugins have set, by name.
     """
 
     target: str = ""

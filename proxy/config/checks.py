@@ -242,7 +242,7 @@ def _device_plugins(config: Config) -> Iterator[str]:
 
 
 def _other_sockets(config: Config) -> dict[str, Path]:
-    """Return all sockets except those of device plug-ins, by key."""
+    """Return all sockets except those of device plugins, by key."""
     sockets = {
         "listen": config.listen,
         "runtime": config.runtime,

@@ -139,7 +139,7 @@ class KubeletConfig:
 
     @property
     def plugin_directory(self) -> Path:
-        """The directory where device plug-ins register with kubelet."""
+        """The directory where device plugins register with kubelet."""
         return self.state_dir / "device-plugins"
 
 
@@ -164,7 +164,7 @@ class PodResourcesConfig:
 
 @dataclass(frozen=True, slots=True)
 class DevicePluginsConfig:
-    """Acting as the device manager of device plug-ins that register here."""
+    """Acting as the device manager of device plugins that register here."""
 
     enabled: bool = field(
         default=False,

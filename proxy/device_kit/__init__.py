@@ -1,1 +1,1 @@
-"""A library for device plug-ins in Python: the author lists devices, the library implements API v1beta1."""
+"""A library for device plugins in Python: the author lists devices, the library implements API v1beta1."""

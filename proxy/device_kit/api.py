@@ -1,4 +1,4 @@
-"""The names that the author of a device plug-in imports; docs/device-kit.md shows their use."""
+"""The names that the author of a device plugin imports; docs/device-kit.md shows their use."""
 
 from __future__ import annotations
 

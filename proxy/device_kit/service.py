@@ -1,6 +1,6 @@
 """A device plugin: the class that its author writes, and its gRPC service (v1beta1.DevicePlugin).
 
-``devices`` of the plug-in is called on a timer. If the list differs from the last one, it is sent to the
+``devices`` of the plugin is called on a timer. If the list differs from the last one, it is sent to the
 stream of ListAndWatch. There is one stream: when a manager connects again, the new stream replaces the
 previous one, which may not have been closed.
 """
@@ -43,7 +43,7 @@ class PluginDevice(Struct, frozen=True):
 
 
 class DevicePlugin:
-    """A device plug-in: a subclass sets ``resource`` and defines ``devices``; everything else is optional.
+    """A device plugin: a subclass sets ``resource`` and defines ``devices``; everything else is optional.
 
     The methods run in threads of the kit, several of them at a time. An exception is logged and answered as
     an error, and the plugin continues.
@@ -66,7 +66,7 @@ class DevicePlugin:
         return AllocateAnswer()
 
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
-        """Return the devices that fit together best; a plug-in without this method has no preference.
+        """Return the devices that fit together best; a plugin without this method has no preference.
 
         Args:
             available: Ids to choose from.
@@ -91,7 +91,7 @@ class DevicePlugin:
 
 
 class FunctionPlugin(DevicePlugin):
-    """A device plug-in made of two functions, if it needs no preference and no preparation."""
+    """A device plugin made of two functions, if it needs no preference and no preparation."""
 
     def __init__(
         self,
@@ -130,8 +130,8 @@ class PluginService:
         """Start without devices.
 
         Args:
-            plugin: The plug-in of the author.
-            telemetry: Reports faults of the plug-in.
+            plugin: The plugin of the author.
+            telemetry: Reports faults of the plugin.
         """
         self._plugin = plugin
         self._telemetry = telemetry

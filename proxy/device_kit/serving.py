@@ -5,8 +5,8 @@ A plugin is registered once, and again whenever the manager may have forgotten i
 Theory. A manager listens on ``kubelet.sock`` in a directory, and the plugin on a socket next to it.
 ``Register`` names that socket, and the manager connects to it. A manager that starts removes all sockets of
 the directory and creates its own again (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go,
-CleanupPluginDirectory), and does not know earlier plug-ins. It does not connect again after its stream has
-ended. So a plug-in registers when
+CleanupPluginDirectory), and does not know earlier plugins. It does not connect again after its stream has
+ended. So a plugin registers when
 
 - ``kubelet.sock`` is not the same socket as at its last registration: another inode, or created later;
 - its own socket is gone or was replaced, and has been created again;
@@ -37,7 +37,7 @@ from proxy.sockets.grpc_socket import GrpcSocket
 from proxy.telemetry.port import Telemetry
 
 DIRECTORY = Path("/var/lib/topoproxy/device-plugins")
-"""Where topoproxy listens for device plug-ins; kubelet's directory: ``/var/lib/kubelet/device-plugins``."""
+"""Where topoproxy listens for device plugins; kubelet's directory: ``/var/lib/kubelet/device-plugins``."""
 TICK_S = 1.0
 """Seconds between two checks of the directory."""
 THREADS, CALLS = 8, 32
@@ -48,9 +48,9 @@ VERSION = "v1beta1"
 REGISTER = "/v1beta1.Registration/Register"
 MANAGER_SOCKET = "kubelet.sock"
 UNWATCHED_S = 10.0
-"""Seconds without a manager that follows the devices, after which the plug-in registers again."""
+"""Seconds without a manager that follows the devices, after which the plugin registers again."""
 REGISTER_S = 30.0
-"""Deadline of a registration, during which kubelet connects to the plug-in, for up to 10 s."""
+"""Deadline of a registration, during which kubelet connects to the plugin, for up to 10 s."""
 AGAIN = Backoff(first=1.0, longest=30.0)
 
 Identity = tuple[int, int, int]
@@ -75,8 +75,8 @@ def register(manager: Path, endpoint: str, resource: str) -> None:
 
     Args:
         manager: The socket of the manager.
-        endpoint: The name of the plug-in's socket, next to it.
-        resource: The resource that the plug-in serves.
+        endpoint: The name of the plugin's socket, next to it.
+        resource: The resource that the plugin serves.
 
     Raises:
         RegistrationError: The manager refuses, or does not answer.
@@ -92,15 +92,15 @@ def register(manager: Path, endpoint: str, resource: str) -> None:
 
 
 class Registration:
-    """Decides when a plug-in must be registered (again), and registers it."""
+    """Decides when a plugin must be registered (again), and registers it."""
 
     def __init__(self, directory: Path, endpoint: str, resource: str) -> None:
         """Begin unregistered.
 
         Args:
-            directory: Where the manager and the plug-ins have their sockets.
-            endpoint: The name of the plug-in's socket.
-            resource: The resource that the plug-in serves.
+            directory: Where the manager and the plugins have their sockets.
+            endpoint: The name of the plugin's socket.
+            resource: The resource that the plugin serves.
         """
         self._manager = directory / MANAGER_SOCKET
         self._own = directory / endpoint
@@ -147,8 +147,8 @@ class PluginServer:
         """Open nothing yet.
 
         Args:
-            plugin: The plug-in of the author.
-            directory: Where the manager and the plug-ins have their sockets.
+            plugin: The plugin of the author.
+            directory: Where the manager and the plugins have their sockets.
             telemetry: Reports problems.
             tick_s: Seconds between two checks of the directory.
         """
@@ -183,7 +183,7 @@ class PluginServer:
         self._stopping.set()
 
     def stop(self) -> None:
-        """Close the socket, so that the manager notices that the plug-in is gone."""
+        """Close the socket, so that the manager notices that the plugin is gone."""
         self._stopping.set()
         self._socket.wanted = False
         self._threads[1].join(STOP_S)  # a manager may leave a registration unanswered
@@ -232,8 +232,8 @@ def serve(*plugins: DevicePlugin, directory: Path = DIRECTORY) -> None:
     """Serve plugins until the process gets SIGTERM or SIGINT; call it in the main thread.
 
     Args:
-        plugins: The plug-ins, each with another resource.
-        directory: Where the manager and the plug-ins have their sockets.
+        plugins: The plugins, each with another resource.
+        directory: Where the manager and the plugins have their sockets.
     """
     log.setup()
     telemetry = logging_telemetry()

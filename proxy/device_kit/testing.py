@@ -22,7 +22,7 @@ A test needs no node, no root and no kubelet. A whole test::
     >>> answer.envs
     {'CARDS': 'card0'}
 
-A call that the plug-in refuses raises ``AssertionError`` with the plug-in's error text.
+A call that the plugin refuses raises ``AssertionError`` with the plugin's error text.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ A = TypeVar("A", bound=Message)
 
 @contextlib.contextmanager
 def running(plugin: DevicePlugin, directory: Path, *, tick_s: float = 0.05) -> Iterator[None]:
-    """Serve a plug-in while the context lasts.
+    """Serve a plugin while the context lasts.
 
     Args:
         plugin: The plugin.
@@ -70,7 +70,7 @@ class DeviceManager:
     """Listens for plugins and follows the devices of each, as kubelet does.
 
     Attributes:
-        registrations: The resources in the order in which plug-ins registered them.
+        registrations: The resources in the order in which plugins registered them.
         refusal: The text with which registrations are refused; empty: they are accepted.
     """
 
@@ -78,7 +78,7 @@ class DeviceManager:
         """Open nothing yet.
 
         Args:
-            directory: Where it listens, and where plug-ins create their sockets.
+            directory: Where it listens, and where plugins create their sockets.
         """
         self.registrations: list[str] = []
         self.refusal = ""
@@ -123,7 +123,7 @@ class DeviceManager:
     def preferred(
         self, resource: str, available: Sequence[str], must_include: Sequence[str] = (), size: int = 1
     ) -> tuple[str, ...]:
-        """Return the devices that a plug-in prefers; empty if it has no preference."""
+        """Return the devices that a plugin prefers; empty if it has no preference."""
         if not self._options(resource).get_preferred_allocation_available:
             return ()
         request = pb.PreferredAllocationRequest(
@@ -153,7 +153,7 @@ class DeviceManager:
         )
 
     def pre_start(self, resource: str, ids: Sequence[str]) -> bool:
-        """Make a plug-in prepare devices; return False if it did not request that call.
+        """Make a plugin prepare devices; return False if it did not request that call.
 
         Raises:
             AssertionError: The plugin refuses.
@@ -202,7 +202,7 @@ class DeviceManager:
         return pb.Empty()
 
     def _follow(self, resource: str, channel: grpc.Channel) -> None:
-        """Record the devices of a plug-in until its stream ends."""
+        """Record the devices of a plugin until its stream ends."""
         watch: Any = channel.unary_stream(
             "/v1beta1.DevicePlugin/ListAndWatch",
             request_serializer=lambda message: message.SerializeToString(),

@@ -111,7 +111,7 @@ def _claims(pods: pb.ListPodResourcesResponse) -> Iterator[dict[str, object]]:
 
 
 def _managed(state: NodeState) -> Iterator[dict[str, object]]:
-    """Return the devices that topoproxy assigns; held ones even if their plug-in has gone."""
+    """Return the devices that topoproxy assigns; held ones even if their plugin has gone."""
     refs = {pod.key: pod.ref for pod in state.pods.values()}
     holders: dict[tuple[str, str], list[str]] = {}
     for uid, containers in state.devices.held.items():

@@ -3,12 +3,12 @@
 Two objects carry these counts. ``Node.status`` has one number for the node, against which the scheduler
 counts pods; the zones of a NodeResourceTopology have one for each NUMA node.
 
-Node status. kubelet sets ``capacity`` and ``allocatable`` of the resources of its own device plug-ins. For
+Node status. kubelet sets ``capacity`` and ``allocatable`` of the resources of its own device plugins. For
 all other extended resources it keeps ``capacity``, and writes ``allocatable = capacity`` in each of its
 updates (kubernetes v1.36 pkg/kubelet/nodestatus/setters.go, MachineInfo). An ``allocatable`` of topoproxy
 below ``capacity`` would last for seconds only, and unhealthy devices would be counted again. So ``capacity``
 is the number of healthy devices too. A resource that is no longer served becomes 0, as with kubelet's own
-plug-ins: a pod that requests it waits, and is not admitted without its devices. A kubelet that finds no
+plugins: a pod that requests it waits, and is not admitted without its devices. A kubelet that finds no
 checkpoint of its device manager sets all extended resources to 0 when it registers the node
 (kubelet_node_status.go, reconcileExtendedResource): so the publisher compares repeatedly, not once.
 

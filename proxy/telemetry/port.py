@@ -12,7 +12,7 @@ cause of an error and is ignored for this.
 
 Keys in use: ``pod`` (namespace/name), ``container`` (its name), ``containerID``, ``cpus``, ``mems`` (NUMA
 nodes), ``path`` (a file or a cgroup), ``method`` (of the CRI), ``hook``, ``worker``, ``resource`` (of a
-device plug-in), ``reason`` (why a decision was made, or what is wrong, in words), ``err`` (why something
+device plugin), ``reason`` (why a decision was made, or what is wrong, in words), ``err`` (why something
 failed).
 
 Problems are kept for the operator: each once, with the number and the times of its occurrences. The list is

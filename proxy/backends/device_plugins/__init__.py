@@ -1,1 +1,1 @@
-"""Connections to device plug-ins, which report devices and the settings that containers need to use them."""
+"""Connections to device plugins, which report devices and the settings that containers need to use them."""

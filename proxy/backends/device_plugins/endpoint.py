@@ -1,19 +1,19 @@
-"""One registered device plug-in: its device list, the calls to it, and its isolation if it fails repeatedly.
+"""One registered device plugin: its device list, the calls to it, and its isolation if it fails repeatedly.
 
-A plug-in that has registered is queried for its options, then its device list is followed. kubelet drops a
-plug-in whose list ends, and waits until it registers again (kubernetes v1.36
+A plugin that has registered is queried for its options, then its device list is followed. kubelet drops a
+plugin whose list ends, and waits until it registers again (kubernetes v1.36
 pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient). Here its socket is dialled again, with
-growing pauses, until the plug-in registers again or its grace period is over. The states:
+growing pauses, until the plugin registers again or its grace period is over. The states:
 
-- ``CONNECTING``: the plug-in has not listed its devices yet. Calls wait for the list as long as for an
+- ``CONNECTING``: the plugin has not listed its devices yet. Calls wait for the list as long as for an
   answer.
 - ``SERVING``: its devices can be assigned.
 - ``DOWN``: its list has ended, or could not be used.
 - ``ISOLATED``: it lists its devices, but several calls in a row had no usable answer. It is queried for its
   options, with growing pauses, until it answers.
 
-If a plug-in answers with an error, that is its decision, and counts as an answer. A preference is not
-binding: if a plug-in does not give it in time, the only consequence is that it is not queried for one for a
+If a plugin answers with an error, that is its decision, and counts as an answer. A preference is not
+binding: if a plugin does not give it in time, the only consequence is that it is not queried for one for a
 while.
 """
 
@@ -40,7 +40,7 @@ from proxy.telemetry.port import Telemetry
 RECONNECT: Final = Backoff(0.2, 30.0, steady=60.0)
 """Seconds before a plugin whose list has ended is dialled again."""
 PROBE: Final = Backoff(1.0, 60.0, steady=300.0)
-"""Seconds before an isolated plug-in is queried again."""
+"""Seconds before an isolated plugin is queried again."""
 PREFER: Final = Backoff(10.0, 300.0)
 """Seconds for which a plugin that did not give a usable preference is not queried for one."""
 FAILURES: Final = 3
@@ -50,14 +50,14 @@ PREFERENCE_S: Final = 2.0
 PRE_START_S: Final = 30.0
 """The deadline of PreStartContainer (k8s.io/kubelet v0.36 pkg/apis/deviceplugin/v1beta1/constants.go)."""
 LIST_GAP_S: Final = 0.1
-"""Seconds between two lists of a plug-in that are read; of the lists that arrive in between, only the newest
+"""Seconds between two lists of a plugin that are read; of the lists that arrive in between, only the newest
 is read."""
 
 T = TypeVar("T")
 
 
 class EndpointState(StrEnum):
-    """The state of a plug-in; see the docstring of this module."""
+    """The state of a plugin; see the docstring of this module."""
 
     CONNECTING = "connecting"
     SERVING = "serving"
@@ -90,7 +90,7 @@ class PluginEndpoint:
         """Store the settings; nothing is dialled yet.
 
         Args:
-            resource: The resource that the plug-in has registered.
+            resource: The resource that the plugin has registered.
             path: Its socket.
             decoder: The thread that decodes device lists.
             timeout: Returns the deadline of a call, in seconds.
@@ -119,10 +119,10 @@ class PluginEndpoint:
     # -- its connection -----------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Query the plug-in for its options.
+        """Query the plugin for its options.
 
         Raises:
-            PluginCallError: The plug-in does not answer, or answers with an error.
+            PluginCallError: The plugin does not answer, or answers with an error.
             PluginAnswerError: Its answer cannot be used.
         """
         content = await self._call("GetDevicePluginOptions", b"", self._timeout())
@@ -202,7 +202,7 @@ class PluginEndpoint:
     async def preferred(
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
-        """Request a preference; empty if the plug-in has none, or does not answer with a usable one."""
+        """Request a preference; empty if the plugin has none, or does not answer with a usable one."""
         now = self._loop.time()
         if self.state is not EndpointState.SERVING or not self._preferences.due("", now):
             return ()
@@ -273,7 +273,7 @@ class PluginEndpoint:
         self._tasks.append(self._loop.create_task(self._probe()))
 
     async def _probe(self) -> None:
-        """Query an isolated plug-in for its options until it answers."""
+        """Query an isolated plugin for its options until it answers."""
         lasted = self._loop.time() - self._served_since
         while True:
             await asyncio.sleep(self._probes.next(lasted))
@@ -291,7 +291,7 @@ class ListFeed:
     """Holds the newest list of a plugin. ``put`` is for the thread that reads, everything else for the loop.
 
     A list replaces all lists before it. If a newer list arrives before a list has been read, the older list
-    is dropped, so that a plug-in that sends lists without end costs no more than its newest list.
+    is dropped, so that a plugin that sends lists without end costs no more than its newest list.
 
     Attributes:
         received: How many messages have arrived.

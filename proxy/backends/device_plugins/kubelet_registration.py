@@ -1,6 +1,6 @@
-"""Forwards registrations to kubelet, for plug-ins whose sockets are in a directory of topoproxy.
+"""Forwards registrations to kubelet, for plugins whose sockets are in a directory of topoproxy.
 
-kubelet joins the name of a plug-in's socket to its own directory (kubernetes v1.36
+kubelet joins the name of a plugin's socket to its own directory (kubernetes v1.36
 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register). So topoproxy makes a symbolic link with that
 name in kubelet's directory, which leads to the socket. kubelet removes these links when it starts, with all
 sockets, and topoproxy removes them when it starts. A link with that name that leads nowhere, such as a link
@@ -31,7 +31,7 @@ class KubeletRegistration:
         """Store the directories; nothing is changed yet.
 
         Args:
-            directory: kubelet's directory of device plug-ins.
+            directory: kubelet's directory of device plugins.
             links: The directory to which our links in ``directory`` lead.
         """
         self._directory = directory
@@ -42,8 +42,8 @@ class KubeletRegistration:
         """Register a plugin at kubelet, with the request unchanged.
 
         Args:
-            request: The plug-in's request.
-            path: The plug-in's socket.
+            request: The plugin's request.
+            path: The plugin's socket.
 
         Raises:
             KubeletError: kubelet rejects the request or does not answer, or the link cannot be made.

@@ -1,9 +1,9 @@
-"""Messages of device plug-ins as values: accepted as kubelet accepts them, but within limits.
+"""Messages of device plugins as values: accepted as kubelet accepts them, but within limits.
 
-Messages of a plug-in are untrusted input. kubelet accepts nearly all of them (kubernetes v1.36
+Messages of a plugin are untrusted input. kubelet accepts nearly all of them (kubernetes v1.36
 pkg/kubelet/cm/devicemanager/manager.go). Values that kubelet accepts silently, but that cannot be intended,
 are refused here, with the reason: ids that contradict each other, answers for another number of containers,
-devices that were not offered, paths that are not absolute, and messages of a size that no honest plug-in
+devices that were not offered, paths that are not absolute, and messages of a size that no honest plugin
 needs.
 """
 
@@ -38,7 +38,7 @@ _HIGHEST_NODE = 1023
 
 
 class PluginAnswerError(ValueError):
-    """A plug-in has sent an answer that cannot be used; the text names the reason."""
+    """A plugin has sent an answer that cannot be used; the text names the reason."""
 
 
 def read_devices(content: bytes) -> dict[str, RegisteredDevice]:
@@ -90,7 +90,7 @@ def preference_request(available: Collection[str], must_include: Collection[str]
 
 
 def read_preference(content: bytes, available: Collection[str], size: int) -> tuple[str, ...]:
-    """Read the preference of a plug-in; empty if it has none.
+    """Read the preference of a plugin; empty if it has none.
 
     Raises:
         PluginAnswerError: The answer is too large, or names a device that was not offered, or the same device

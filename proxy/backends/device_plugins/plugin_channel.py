@@ -1,9 +1,9 @@
-"""Calls to one device plug-in on its socket: each has a deadline, and none blocks a thread of the daemon.
+"""Calls to one device plugin on its socket: each has a deadline, and none blocks a thread of the daemon.
 
 Calls begin and end on the event loop; gRPC reports their end from its own thread. The stream of device lists
-is read by one thread for each plug-in, which only forwards bytes and decodes nothing. It pauses after each
-message, so that a plug-in that sends without end costs little; during the pause, gRPC's flow control makes
-the plug-in wait.
+is read by one thread for each plugin, which only forwards bytes and decodes nothing. It pauses after each
+message, so that a plugin that sends without end costs little; during the pause, gRPC's flow control makes
+the plugin wait.
 
 gRPC is imported with the first call. This does not block the event loop: the process that makes the first
 call serves registrations, and has imported gRPC in a thread for them.
@@ -30,14 +30,14 @@ READ_GAP_S: Final = 0.005
 MARGIN_S: Final = 1.0
 """If gRPC has not reported the end of a call this many seconds after its deadline, the call is given up."""
 _TOO_LARGE: Final = re.compile("(?<!SERVER: )Received message larger than max")
-"""gRPC's text if this side refuses an answer; it begins with SERVER if the plug-in refuses a request."""
+"""gRPC's text if this side refuses an answer; it begins with SERVER if the plugin refuses a request."""
 
 
 class PluginCallError(Exception):
     """A call has failed.
 
     Attributes:
-        answered: True if the plug-in has answered with this error; False if it is gone or does not answer.
+        answered: True if the plugin has answered with this error; False if it is gone or does not answer.
     """
 
     def __init__(self, message: str, *, answered: bool) -> None:

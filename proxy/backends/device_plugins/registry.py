@@ -1,11 +1,11 @@
 """The device plugins of the node, by resource: implements ``proxy.executor.device_ports.DevicePlugins``.
 
 As in kubelet's device manager (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go), a resource belongs
-to the plug-in that registered it last. When a plug-in does not serve, its devices are unhealthy at once
+to the plugin that registered it last. When a plugin does not serve, its devices are unhealthy at once
 (markResourceUnhealthy); when it has not served for five minutes, the resource is withdrawn
 (stopGracePeriodExpired). Neither changes the devices that containers already have.
 
-Unlike in kubelet, the rate of registrations is limited: a plug-in that registers again and again must wait
+Unlike in kubelet, the rate of registrations is limited: a plugin that registers again and again must wait
 longer each time. A device list that changes nothing is not forwarded.
 """
 
@@ -38,7 +38,7 @@ GRACE_S: Final = 300.0
 RESOURCES_LIMIT: Final = 128
 """The most resources that can be registered at the same time; each has a connection and a thread."""
 REGISTER: Final = Backoff(0.5, 30.0, steady=60.0, tolerated=5)
-"""Seconds before a resource can be registered again; this slows down a plug-in that keeps restarting."""
+"""Seconds before a resource can be registered again; this slows down a plugin that keeps restarting."""
 DOWN: Final = "a device plug-in does not serve: its devices are unhealthy"
 
 
@@ -47,10 +47,10 @@ class ManagedResource:
     """A resource and its plugin.
 
     Attributes:
-        endpoint: The plug-in that registered last.
+        endpoint: The plugin that registered last.
         task: The task that follows its devices.
         reported: The devices that were last reported to the node; None if none were, or after a withdrawal.
-        since: When the plug-in last began to serve or stopped serving, by the loop's clock.
+        since: When the plugin last began to serve or stopped serving, by the loop's clock.
         registered: How often the resource was registered.
         withdrawal: Withdraws the resource; None while the plugin serves.
     """
@@ -104,14 +104,14 @@ class DevicePluginRegistry:
     # -- registrations ------------------------------------------------------------------------------------
 
     async def register(self, resource: str, path: Path) -> None:
-        """Register a plug-in for a resource when it has answered; the previous plug-in is dropped.
+        """Register a plugin for a resource when it has answered; the previous plugin is dropped.
 
         Args:
             resource: The resource; its name has been checked.
             path: The socket of the plugin.
 
         Raises:
-            DevicePluginError: The plug-in does not answer, or registers too often; or there are too many
+            DevicePluginError: The plugin does not answer, or registers too often; or there are too many
                 resources, or the daemon stops.
         """
         self._admit(resource)
@@ -171,7 +171,7 @@ class DevicePluginRegistry:
         """Drop the plugin of a resource, and withdraw the resource; containers keep the devices they have.
 
         Args:
-            resource: The resource; nothing happens if no plug-in has registered it, in this run or before.
+            resource: The resource; nothing happens if no plugin has registered it, in this run or before.
             reason: The reason, for the log.
         """
         if (managed := self._resources.get(resource)) is not None:
@@ -184,7 +184,7 @@ class DevicePluginRegistry:
         self._context.telemetry.event("resource is withdrawn", resource=resource, reason=reason)
 
     def close(self) -> None:
-        """Drop all plug-ins; the node keeps the devices that were reported."""
+        """Drop all plugins; the node keeps the devices that were reported."""
         self._closed = True
         self._unclaimed.cancel()
         for each in self._resources.values():
@@ -225,9 +225,9 @@ class DevicePluginRegistry:
             self._context.store.handle(DevicesChanged(resource, devices))
 
     def _withdraw(self, resource: str) -> None:
-        """Withdraw a resource whose plug-in has not served for the whole grace period.
+        """Withdraw a resource whose plugin has not served for the whole grace period.
 
-        The plug-in is dropped if its list has ended, and kept otherwise.
+        The plugin is dropped if its list has ended, and kept otherwise.
         """
         managed = self._resources[resource]
         self._report(managed, None)
@@ -263,21 +263,21 @@ class DevicePluginRegistry:
         """Return whether ``pre_start`` must be called for a resource before each create."""
         managed = self._resources.get(resource)
         if managed is None:
-            # The plug-in registered in an earlier run; ``pre_start`` fails until the plug-in registers again.
+            # The plugin registered in an earlier run; ``pre_start`` fails until the plugin registers again.
             return resource in self._context.state.devices.registered
         return managed.endpoint.needs_pre_start
 
     async def preferred(
         self, resource: str, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
-        """Query a plug-in for the devices that it prefers; see ``DevicePlugins``."""
+        """Query a plugin for the devices that it prefers; see ``DevicePlugins``."""
         managed = self._resources.get(resource)
         if managed is None or not managed.endpoint.has_preferences:
             return ()
         return await managed.endpoint.preferred(available, must_include, size)
 
     async def allocate(self, resource: str, ids: tuple[str, ...]) -> AllocateAnswer:
-        """Query a plug-in for the settings that a container needs to use devices; see ``DevicePlugins``."""
+        """Query a plugin for the settings that a container needs to use devices; see ``DevicePlugins``."""
         endpoint = self._endpoint("allocate devices of", resource)
         try:
             return await endpoint.allocate(ids)

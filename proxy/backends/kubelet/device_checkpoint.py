@@ -1,12 +1,12 @@
 """Reads the checkpoint of kubelet's device manager: the devices that kubelet assigned to containers.
 
 The file ``device-plugins/kubelet_internal_checkpoint`` has one entry for each pod, container and resource:
-the device ids by NUMA node (-1: no node; a device of two nodes is listed under both), and the plug-in's
+the device ids by NUMA node (-1: no node; a device of two nodes is listed under both), and the plugin's
 answer to Allocate as protobuf (kubernetes v1.36 pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
 Before Kubernetes 1.20 the ids were a plain list. The checksum is computed as in kubelet's other files
 (``checkpoints``), but only over the inner structure, which is passed by value.
 
-A resource moves from kubelet to topoproxy when its plug-in registers here. Containers that run at that time
+A resource moves from kubelet to topoproxy when its plugin registers here. Containers that run at that time
 keep the devices that kubelet has assigned to them, so this file is read once for each resource. kubelet keeps
 the entries of a pod until the pod is gone, and replaces the file by renaming. While the entries of a resource
 cannot be read, the resource is not taken over: otherwise devices that kubelet's containers use would be free

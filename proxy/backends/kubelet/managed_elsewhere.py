@@ -1,7 +1,7 @@
 """Read the devices of kubelet's device manager and of DRA drivers, from kubelet's pod-resources API.
 
 (DRA: Dynamic Resource Allocation.) ``GetAllocatableResources`` lists the resources of kubelet's device
-plug-ins with their healthy devices; a plug-in that has ended has no devices (kubernetes v1.36
+plugins with their healthy devices; a plugin that has ended has no devices (kubernetes v1.36
 pkg/kubelet/cm/devicemanager/manager.go, GetAllocatableDevices). ``List`` has the devices of claims as CDI
 (Container Device Interface) names. Their specs lead to device files, and these lead to PCI functions.
 """

@@ -168,7 +168,7 @@ def _devices(listed: Iterable[pb.ContainerDevices]) -> dict[str, dict[str, Mask 
     """Return devices by resource and id; the NUMA nodes of all groups of a device are merged."""
     devices: dict[str, dict[str, Mask | None]] = {}
     for group in listed:
-        # A plug-in forwards the value from sysfs, in which -1 means no node.
+        # A plugin forwards the value from sysfs, in which -1 means no node.
         nodes = Mask(node.ID for node in group.topology.nodes if 0 <= node.ID <= _HIGHEST_NODE)
         ids = devices.setdefault(group.resource_name, {})
         for name in group.device_ids:

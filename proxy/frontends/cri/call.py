@@ -171,8 +171,8 @@ class InterceptedCall:
         self.change(self.body + cgroup_parent_suffix(parent))
 
     def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, DeviceField]:
-        """Add the answers of device plug-ins to a CreateContainer."""
-        from proxy.frontends.cri.device_suffix import device_suffix  # in memory only if there are plug-ins
+        """Add the answers of device plugins to a CreateContainer."""
+        from proxy.frontends.cri.device_suffix import device_suffix  # in memory only if there are plugins
 
         added = device_suffix(self.body, answers)
         if added.suffix:

@@ -1,11 +1,11 @@
 """Encode the bytes to append to a CreateContainerRequest so that the container can use its devices.
 
 Theory. Each variable, annotation, mount and device file has one owner, as with hooks
-(``proxy.hooks.engine.claims``): the first that sets it. The request comes first, then the plug-ins in the
-order of their resources. Another plug-in may set it only to the same value; otherwise the create is refused.
+(``proxy.hooks.engine.claims``): the first that sets it. The request comes first, then the plugins in the
+order of their resources. Another plugin may set it only to the same value; otherwise the create is refused.
 kubelet logs such a conflict and takes one of the values (kubernetes v1.36,
 pkg/kubelet/cm/devicemanager/pod_devices.go ``deviceRunContainerOptions``), so the container runs with only
-half of the settings that two plug-ins want. CDI names are a set: a name that is present is not added.
+half of the settings that two plugins want. CDI names are a set: a name that is present is not added.
 
 Mounts and device files are equal if their paths in the container are equal after normalization.
 """
@@ -27,11 +27,11 @@ Value = tuple[object, ...]
 
 
 class AddedDevices(Struct, frozen=True):
-    """The additions of device plug-ins to a request.
+    """The additions of device plugins to a request.
 
     Attributes:
         suffix: The bytes to append to the request.
-        fields: The fields that plug-ins have set, by the names of ``FieldClaims``.
+        fields: The fields that plugins have set, by the names of ``FieldClaims``.
     """
 
     suffix: bytes
@@ -44,14 +44,14 @@ def plugin(resource: str) -> str:
 
 
 def device_suffix(body: bytes, answers: Mapping[str, AllocateAnswer]) -> AddedDevices:
-    """Return the additions of plug-ins to a request.
+    """Return the additions of plugins to a request.
 
     Args:
         body: The request.
-        answers: The answers of the plug-ins to Allocate, by resource.
+        answers: The answers of the plugins to Allocate, by resource.
 
     Raises:
-        DeviceConflictError: Two plug-ins, or a plug-in and the request, set different values; both are named.
+        DeviceConflictError: Two plugins, or a plugin and the request, set different values; both are named.
         DecodeError: The request cannot be read.
     """
     config = pb.CreateContainerFacts.FromString(body).config
@@ -102,7 +102,7 @@ def _pairs(kind: str, raw: Iterable[bytes]) -> Iterator[tuple[str, Value]]:
 
 
 def _wanted(answer: AllocateAnswer) -> Iterator[tuple[str, Value]]:
-    """Yield the fields that a plug-in sets."""
+    """Yield the fields that a plugin sets."""
     for name, value in answer.envs.items():
         yield f"envs[{name}]", (value,)
     for key, value in answer.annotations.items():

@@ -136,8 +136,8 @@ _LONGEST = 4096
 def device_facts_of(config: pb.ContainerFacts) -> DeviceFacts:
     """Read the devices that a container gets, in the order of the request, each once.
 
-    kubelet's device manager and its plug-ins decide on them. The request carries only the result: device
-    files, CDI names (a field, with older plug-ins annotations ``cdi.k8s.io/...``), and mounts. Most
+    kubelet's device manager and its plugins decide on them. The request carries only the result: device
+    files, CDI names (a field, with older plugins annotations ``cdi.k8s.io/...``), and mounts. Most
     containers have none of these, so an entry is decoded only if its bytes can matter. The host's path of a
     mount counts: nearly every container has a mount at ``/dev/termination-log``, from a directory of kubelet.
 

@@ -1,15 +1,15 @@
 """The registration server of device plugins, v1beta1: checks registrations, and passes them on.
 
 As in kubelet (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go), ``Register`` is
-answered after the plug-in was reached and has returned its options: a plug-in serves before it registers.
+answered after the plugin was reached and has returned its options: a plugin serves before it registers.
 gRPC's threads take requests and wait; the event loop does the rest.
 
-A plug-in registers with the name of its socket. kubelet joins it to the directory and accepts any resulting
+A plugin registers with the name of its socket. kubelet joins it to the directory and accepts any resulting
 path (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register). Here the path must
 stay in the directory.
 
 At its start kubelet removes all sockets in its directory (manager.go, CleanupPluginDirectory) and creates its
-own again. This is the signal for plug-ins to register: they watch the directory for their own socket, or for
+own again. This is the signal for plugins to register: they watch the directory for their own socket, or for
 a new ``kubelet.sock``.
 """
 
@@ -95,7 +95,7 @@ def socket_of(directory: Path, endpoint: str) -> Path:
 
     Args:
         directory: The directory.
-        endpoint: The name that the plug-in has registered with.
+        endpoint: The name that the plugin has registered with.
 
     Raises:
         InputError: It leads out of the directory, or to the server itself, or is too long.
@@ -186,7 +186,7 @@ class RegistrationServer:
         )
 
     def open(self) -> None:
-        """Remove the sockets of plug-ins, so that they register again, and listen; called once, in a thread.
+        """Remove the sockets of plugins, so that they register again, and listen; called once, in a thread.
 
         Raises:
             TopoproxyError: The directory or the socket cannot be created, or another process serves there.
@@ -201,7 +201,7 @@ class RegistrationServer:
         self._is_open = True
 
     def reopen(self) -> None:
-        """Signal that the other manager has started, so that plug-ins that registered there register again.
+        """Signal that the other manager has started, so that plugins that registered there register again.
 
         The manager has removed its links to their sockets. So the sockets are removed, and the server's
         socket is created again. Runs in a thread.

@@ -30,7 +30,7 @@ class Registrations(Protocol):
     """A receiver of registrations."""
 
     async def register(self, resource: str, path: Path) -> None:
-        """Make a plug-in the one that serves a resource.
+        """Make a plugin the one that serves a resource.
 
         Raises:
             DevicePluginError: That is impossible.
@@ -60,7 +60,7 @@ class DevicePluginService:
         """Prepare; nothing is opened yet.
 
         Args:
-            config: The directories in which plug-ins register and have their sockets.
+            config: The directories in which plugins register and have their sockets.
             executor: The node.
             plugins: Takes registrations.
             others: Finds resources that have another manager; None if that cannot be known.
@@ -90,7 +90,7 @@ class DevicePluginService:
                 watches.create_task(self._follow())
 
     async def _follow(self) -> None:
-        """When kubelet has started, repeat its signal in the directory of its plug-ins."""
+        """When kubelet has started, repeat its signal in the directory of its plugins."""
         assert self._kubelet is not None
         assert self._shim is not None
         seen = await asyncio.to_thread(self._kubelet.identity)

@@ -297,7 +297,7 @@ def _refused_by_hook(message: str) -> Verdict:
 
 
 def _conflict(fields: Mapping[str, DeviceField], outcome: Outcome) -> str:
-    """Return the field that a hook and a device plug-in set to different values; empty if there is none."""
+    """Return the field that a hook and a device plugin set to different values; empty if there is none."""
     for name, hook in outcome.owners.items():
         kind, bracket, key = name.partition("[")
         spelled = f"{kind}[{container_path(key[:-1])}]" if kind in ("mounts", "devices") and bracket else name
@@ -309,7 +309,7 @@ def _conflict(fields: Mapping[str, DeviceField], outcome: Outcome) -> str:
 
 
 def _device_value(wanted: object) -> tuple[object, ...]:
-    """Return a hook's value in the form of ``DeviceField``; another value if a plug-in cannot set it."""
+    """Return a hook's value in the form of ``DeviceField``; another value if a plugin cannot set it."""
     if isinstance(wanted, Device):
         return wanted.host_path, wanted.permissions
     if isinstance(wanted, Mount) and wanted.propagation == "private":

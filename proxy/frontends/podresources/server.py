@@ -19,7 +19,7 @@ whole node in mode ``observe`` and after a release, kubelet's own answer is pass
 an answer, the pod has neither CPUs nor memory. Claims, and fields that our messages do not declare, are
 always those of kubelet's answer.
 
-The devices are those of kubelet and those of plug-ins that registered with topoproxy: each manager has its
+The devices are those of kubelet and those of plugins that registered with topoproxy: each manager has its
 own resources. As in kubelet, there is one entry for each device and NUMA node. The devices that a container
 holds are listed in every mode, because the container has them. As in kubelet, they are listed from admission
 until the pod is gone, even before the container is created and between two attempts of it.
