@@ -241,10 +241,10 @@ class Pages:
         """Return a sentence on what is now in effect for a container beyond its decision; usually empty."""
         if self._executor is None:
             return ""
-        from proxy.engine.plan_differences import applied_since
+        from proxy.engine.plan_differences import enforcement_change_note
 
         suppression, state, container_id = self._suppression(), self._executor.state, record.container_id
-        if text := applied_since(state, container_id, applied=record.explanation.applied):
+        if text := enforcement_change_note(state, container_id, applied=record.explanation.applied):
             return text
         if lacks := self._executor.hotplug.hardware_losses.explained(container_id):
             return lacks
@@ -356,7 +356,7 @@ class Pages:
         assert executor is not None
         if (files := executor.cluster) is None:
             raise InputError("cannot read what the cluster agent has read: clusterFacts.directory is not set")
-        await executor.node_policy.follow(executor.fact_lookup.worker)
+        await executor.node_policy.refresh(executor.fact_lookup.worker)
         await executor.fact_lookup.worker.run(files.read)
         return {"schema": schema_ids.CLUSTER, "files": files.page()}
 

@@ -206,7 +206,7 @@ class Daemon:
         )
         await TimeSlices().through(executor.recovery.recovering(entries))
         if not config.hooks.owned_cpus:
-            executor.overrides.take_back()
+            executor.overrides.withdraw_extra_cpus()
         self._task(self.reconciler.run)
         self._task(self._runtime_sync.run)
         self._task(self.executor.unit_properties.run)
@@ -437,7 +437,7 @@ class Daemon:
         if self._flow is None or self._acceptor is None or self._call_tracker is None:
             return []
         former = self._call_tracker.former_calls
-        former.report(successor.over)
+        former.report_ends_to(successor.over)
         relayed = self._flow.hand_over(self._acceptor.refuse_undecided, self._acceptor.calls, successor.over)
         return [*relayed, *former.relayed]
 

@@ -81,7 +81,7 @@ class ContainerCalls:
             answer = store.answer(StartRequested(container_id, is_prepared=True))
             self._go_start(call, container_id, answer, fence)
         else:
-            await self.executor.unit_properties.fencing.take(fence)
+            await self.executor.unit_properties.fencing.remove(fence)
 
     async def _is_known(self, container_id: str) -> bool:
         """Adopt a container that is about to be started, and return whether it is known then.
@@ -104,7 +104,7 @@ class ContainerCalls:
             inflight_call = self.executor.call_tracker.start(container_id, answer.carries, fence)
             call.state = CallContext(container_id, inflight_call=inflight_call)
         else:
-            self.executor.spawn(self.executor.unit_properties.fencing.take(fence))
+            self.executor.spawn(self.executor.unit_properties.fencing.remove(fence))
         send(call, answer)
 
     def relay_start(self, call: UndecidedCall) -> None:
@@ -143,12 +143,12 @@ class ContainerCalls:
         known = container_id in self.executor.state.containers or await containers.adopt_one(container_id)
         fence = await fencing.fitting(container_id) if known else None
         if call.done:
-            await fencing.take(fence)
+            await fencing.remove(fence)
         elif container_id in self.executor.state.containers:
             self._go_update(call, request, fence)
         else:
             call.release()
-            await fencing.take(fence)
+            await fencing.remove(fence)
 
     def _go_update(self, call: UndecidedCall, request: UpdateRequested, fence: Fence | None) -> None:
         executor, container_id = self.executor, request.container_id
@@ -156,17 +156,17 @@ class ContainerCalls:
         former_quota = quota_record(executor.state, container_id)
         answer = executor.store.answer(request)
         if type(answer) is Forward:
-            inflight_call = executor.inflight_calls.track(container_id, answer.sent)
+            inflight_call = executor.inflight_calls.track(container_id, answer.planned_cpus)
             fencing.bind(inflight_call, fence)
             call.state = CallContext(
                 container_id,
-                sent=answer.sent,
+                sent=answer.planned_cpus,
                 inflight_call=inflight_call,
                 requested=request,
                 quota_update=executor.quotas.update_sent(container_id, request.cpu_quota, former_quota),
             )
         else:
-            executor.spawn(fencing.take(fence))
+            executor.spawn(fencing.remove(fence))
             if container_id in executor.state.containers:
                 # The update carries the CPUs that the client names, or those that the runtime has saved.
                 inflight_call = executor.inflight_calls.track(

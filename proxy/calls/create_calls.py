@@ -284,7 +284,7 @@ class CreateCalls:
             return
         if type(answer) is Forward:
             if isinstance(call.state, CallContext):  # otherwise the create is over already
-                call.state.sent = answer.sent
+                call.state.sent = answer.planned_cpus
             if self.hooks.active:
                 self.hooks.leaves(container.id, call)
         send(call, answer)
@@ -344,8 +344,11 @@ class CreateCalls:
                 executor.spawn(executor.writes.clear_sandboxes())
 
     def _may_be_earlier(self, container: Container | None) -> bool:
-        """Return whether CRI-O may have created it for a create of an earlier run (``quirks.crio``)."""
-        if container is None or container.pod.cgroup_parent not in self.executor.state.runtime.inherited:
+        """Return whether CRI-O may have created a container for a create of an earlier run (``quirks.crio``)."""
+        if (
+            container is None
+            or container.pod.cgroup_parent not in self.executor.state.runtime.inherited_cgroups
+        ):
             return False
         return container.pod.sandbox_id in self.executor.cpuset_writer.sandbox_cgroups.monitored
 

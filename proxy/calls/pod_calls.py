@@ -57,7 +57,7 @@ class PodCalls:
     def _release(self, call: UndecidedCall, pod: Pod, *, is_changed: bool) -> None:
         """Forward the call for a pod for which nothing is reserved."""
         if is_changed:
-            pod = self.executor.sandboxes.expect(pod)
+            pod = self.executor.sandboxes.record_hook_change(pod)
         call.state = CallContext(pod=pod, token=pod.sandbox_id)
         call.release()
 
@@ -95,7 +95,7 @@ class PodCalls:
             # From here on the end of the call frees the reservation, or gives it to the sandbox.
             call.state = CallContext(pod=pod, token=pod.sandbox_id)
             if is_changed:
-                executor.sandboxes.expect(pod)
+                executor.sandboxes.record_hook_change(pod)
         if type(decided.answer) is RecordFirst:
             await executor.ledger_writer.flush()
         if not call.done:

@@ -30,13 +30,13 @@ class Forward(Struct, frozen=True):
     """Send a call on to the runtime with a decision.
 
     Attributes:
-        sent: The CPUs that the plan has for the container.
+        planned_cpus: The CPUs that the plan has for the container.
         cpus: The CPUs that the request names; None to erase those that it names.
         mems: The memory nodes that the request names; None to leave those that it names.
         quota: The CFS quota of the request; -1 for no quota, 0 to leave it.
     """
 
-    sent: CpuSet
+    planned_cpus: CpuSet
     cpus: CpuSet | None
     mems: Mask | None
     quota: int = 0

@@ -150,14 +150,14 @@ class OrphanListed(Struct, frozen=True):
         phase: The phase that the list shows for its container; None if it shows none.
         requested_at: When the list was requested.
         now: When the list came.
-        held: Whether the orphan must not be ended by the passing of time alone.
+        is_exempt_from_timeout: Whether the orphan must not be ended by the passing of time alone.
     """
 
     call: InflightCall
     phase: Phase | None
     requested_at: float
     now: float
-    held: bool
+    is_exempt_from_timeout: bool
 
 
 class OrphanEnded(Struct, frozen=True):
@@ -184,7 +184,7 @@ class SavedCpusLearned(Struct, frozen=True):
     cpus: CpuSet | None
 
 
-class ContainersUnsaved(Struct, frozen=True):
+class RuntimeSyncDue(Struct, frozen=True):
     """Containers may run on other CPUs than the runtime has saved for them; their CPUs must be sent to it.
 
     Attributes:
@@ -195,7 +195,7 @@ class ContainersUnsaved(Struct, frozen=True):
 
 
 class RuntimeSyncStarted(Struct, frozen=True):
-    """The CPUs of an unsaved container are being sent to the runtime.
+    """The CPUs of a container that awaits a sync are being sent to the runtime.
 
     Attributes:
         container_id: The container.

@@ -26,7 +26,7 @@ from proxy.engine.admission import (
 from proxy.engine.explain_record import explain, moved_containers
 from proxy.engine.held_devices import granted
 from proxy.engine.numa_alignment import wants_alignment
-from proxy.engine.owners import exceeded_limit, floor_cpus, pod_total_problem
+from proxy.engine.owners import cpus_to_avoid, exceeded_limit, why_pod_total_exceeded
 from proxy.engine.placement import (
     counted_memory_reason,
     counted_nodes,
@@ -123,7 +123,7 @@ def place(
     placement = _pooled_at_once(state, pod, name, request)
     if placement is not None:
         container = Container(token, name, pod, request, placement, Phase.CREATING, attempt)
-        return Plan(_ADMITTED, state.renamed("", container), container)
+        return Plan(_ADMITTED, state.with_container("", container), container)
     permitted, breach = permitted_container_claim(state, pod, name, request)
     claimed = _claimed(state, permitted, name, request, allowed, breach)
     draft = ContainerDraft(
@@ -186,7 +186,7 @@ def _claimed(
         kubelet_reported_count=_known_exclusive_cpus(permitted, name),
     )
     if claimed.pool is Pool.OWN and claimed.cpus is None:
-        problem = pod_total_problem(state, permitted, name, claimed.count)
+        problem = why_pod_total_exceeded(state, permitted, name, claimed.count)
         if problem:
             pool, reason = pool_of(permitted)
             claimed = Claim(pool, reason, problem=problem)
@@ -299,7 +299,7 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
             problem = InputDefect(message, DefectKind.ADMISSION)
             again = structs.replace(claimed, cpus=None, count=count, problem=problem)
         try:
-            other = draft.of(draft.find(again, floor_cpus(draft.state, pod)))
+            other = draft.of(draft.find(again, cpus_to_avoid(draft.state, pod)))
             if draft.breach(other) is None and other.container.placement.pool is Pool.OWN:
                 return other
         except PlacementRejectedError:

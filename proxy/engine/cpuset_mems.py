@@ -37,34 +37,38 @@ class MemoryBindings(Struct, frozen=True):
     """The known memory nodes in effect.
 
     Attributes:
-        held: Ids of containers that had the planned nodes when these were last compared with the kernel.
-        wide: All nodes of containers that have more than were decided, because their memory is there.
+        as_planned: Ids of containers that had the planned nodes when these were last compared with the
+            kernel.
+        wider_than_planned: All nodes of containers that have more than were decided, because their memory is
+            there.
         returned: Nodes that were gone and came back.
         is_changed: Whether nodes have ever come or gone.
     """
 
-    held: frozenset[str] = frozenset()
-    wide: Mapping[str, Mask] = field(default_factory=dict)
+    as_planned: frozenset[str] = frozenset()
+    wider_than_planned: Mapping[str, Mask] = field(default_factory=dict)
     returned: Mask = field(default_factory=Mask)
     is_changed: bool = False
 
     def changed(self, returned: Mask) -> MemoryBindings:
         """Return the bindings after nodes came or went: other programs did not write these differences."""
-        return structs.replace(self, held=frozenset(), returned=self.returned | returned, is_changed=True)
+        return structs.replace(
+            self, as_planned=frozenset(), returned=self.returned | returned, is_changed=True
+        )
 
     def forgotten(self) -> MemoryBindings:
         """Return the bindings without the nodes of containers, which other programs may change now."""
-        return structs.replace(self, held=frozenset(), wide={})
+        return structs.replace(self, as_planned=frozenset(), wider_than_planned={})
 
     def carried(self, state: NodeState, container: Container) -> Mask:
         """Return the memory nodes that a call to the runtime names, so that the container loses none."""
-        wide = self.wide.get(container.id, Mask()) & state.node.machine.memory_nodes
+        wide = self.wider_than_planned.get(container.id, Mask()) & state.node.machine.memory_nodes
         return wide or state.desired_mems(container)
 
     def renewed(self, state: NodeState, container: Container) -> Mask | None:
         """Return the nodes that topoproxy's update names; None if the runtime has saved the right ones."""
         is_gone = not container.placement.mems <= state.node.machine.memory_nodes
-        differs = self.is_changed or is_gone or container.id in self.wide
+        differs = self.is_changed or is_gone or container.id in self.wider_than_planned
         return self.carried(state, container) if differs else None
 
 
@@ -75,13 +79,13 @@ class MemsRepair(Struct, frozen=True):
         write: The nodes to write at once; None for no write.
         narrow: The nodes to write if the container's memory allows it; None if it has no surplus nodes.
         is_drift: Whether nodes were missing.
-        is_right: Whether the container has the planned nodes after the write.
+        is_as_planned: Whether the container has the planned nodes after the write.
     """
 
     write: Mask | None = None
     narrow: Mask | None = None
     is_drift: bool = False
-    is_right: bool = False
+    is_as_planned: bool = False
 
 
 def repair(current: Mask, planned: Mask, above: Mask, existing: Mask, returned: Mask) -> MemsRepair:
@@ -100,6 +104,6 @@ def repair(current: Mask, planned: Mask, above: Mask, existing: Mask, returned: 
         current if current <= existing else current & existing | planned
     )  # no memory is left on nodes that are gone
     if planned - target:
-        return MemsRepair(target | planned, is_drift=True, is_right=target <= planned)
+        return MemsRepair(target | planned, is_drift=True, is_as_planned=target <= planned)
     write = None if target == current else target
-    return MemsRepair(write, is_right=True) if target == planned else MemsRepair(write, narrow=planned)
+    return MemsRepair(write, is_as_planned=True) if target == planned else MemsRepair(write, narrow=planned)

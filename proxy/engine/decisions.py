@@ -99,7 +99,7 @@ def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeSt
     if container is None or container.phase is not Phase.CREATING:
         return state, NOTHING
     container = container.in_phase(Phase.CREATED, container_id)
-    after = state.renamed(token, container, state.runtime.created(token, container, sent))
+    after = state.with_container(token, container, state.runtime.created(token, container, sent))
     record, placement = PutRecord(CONTAINER_RECORD + container_id, container), container.placement
     notice = NotifyCreated(token, container)
     change = pool_changes(state, after)
@@ -119,10 +119,10 @@ def _with_its_quota(state: NodeState, container: Container) -> tuple[NodeState, 
 def create_failed(state: NodeState, event: CreateFailed) -> tuple[NodeState, NodeEffects]:
     """Remove the container of a create; the containers that moved for it return to their CPUs."""
     token = event.token
-    runtime, container = state.runtime.without_lost(token), state.containers.get(token)
+    runtime, container = state.runtime.without_lost_create(token), state.containers.get(token)
     if container is None:
         return state.with_runtime(runtime), NOTHING
-    after = state.changed(drop=(token,), runtime=runtime.with_failed(container))
+    after = state.changed(drop=(token,), runtime=runtime.with_failed_create(container))
     change = pool_changes(state, after)
     return after, (PutRecord(CREATE_RECORD + token, None), *change, NotifyFailed(token))
 
@@ -132,7 +132,7 @@ def create_lost(state: NodeState, event: CreateLost) -> tuple[NodeState, NodeEff
     container = state.containers.get(event.token)
     if container is None:
         return state, NOTHING
-    return state.with_runtime(state.runtime.with_lost(container, event.at)), (RequestReconcile(),)
+    return state.with_runtime(state.runtime.with_lost_create(container, event.at)), (RequestReconcile(),)
 
 
 def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, NodeEffects]:
@@ -157,7 +157,7 @@ def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, Nod
             released = (c for c in after.in_sandbox(sandbox_id) if c is not before.containers[c.id])
             effects += (PutRecord(CONTAINER_RECORD + c.id, c) for c in released)
         if container.phase is Phase.CREATED:
-            after = after.with_runtime(after.runtime.with_unsaved((container_id,)))
+            after = after.with_runtime(after.runtime.with_awaiting_sync((container_id,)))
             effects += WriteCpusets((container_id,)), SyncRuntimeSoon()
         pod = after.pods.get(sandbox_id)
         if pod is not None and pod is not before.pods.get(sandbox_id):
@@ -213,7 +213,7 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
     If a device plugin has to be queried first, nothing changes, and the answer is that query.
     """
     before, first, withdrawn = state, NOTHING, ""
-    if state.runtime.delegated:
+    if state.runtime.delegated_creates:
         state, event, withdrawn, first = _withdrawn(state, event)
     if (pod := _as_created(event)) is not event.pod:
         event = structs.replace(event, pod=pod)
@@ -296,10 +296,10 @@ def _withdrawn(
         and the effects to perform. The token is empty if there was no such decision.
     """
     key = CreateKey(event.pod.sandbox_id, event.name, event.attempt)
-    known = state.runtime.delegated.get(key)
+    known = state.runtime.delegated_creates.get(key)
     if known is None:
         return state, event, "", ()
-    state = state.with_runtime(state.runtime.without_delegated(key))
+    state = state.with_runtime(state.runtime.without_delegated_create(key))
     first = state.containers.get(known.token)
     if first is None:
         return state, event, "", ()
@@ -314,7 +314,7 @@ def create_delegated(state: NodeState, event: CreateDelegated) -> tuple[NodeStat
     if container is None:
         return state, ()
     create = DelegatedCreate(*structs.astuple(event))
-    return state.with_runtime(state.runtime.with_delegated(container, create)), ()
+    return state.with_runtime(state.runtime.with_delegated_create(container, create)), ()
 
 
 def create_resumed(state: NodeState, event: CreateResumed) -> tuple[NodeState, NodeEffects]:
@@ -423,7 +423,7 @@ def _adopted_without_lost_creates(
 
 def _lost_creates_on(state: NodeState, cpus: CpuSet, event: ContainerFound) -> list[str]:
     """Return the tokens of lost creates whose containers (other ones) would own some of these CPUs."""
-    lost = ((token, state.containers.get(token)) for token in state.runtime.lost)
+    lost = ((token, state.containers.get(token)) for token in state.runtime.lost_creates)
     return [
         token
         for token, container in lost

@@ -59,26 +59,28 @@ def _saved_cpus_learned(state: NodeState, event: call_events.SavedCpusLearned) -
     return state.with_runtime(state.runtime.with_saved(event.container_id, event.cpus)), ()
 
 
-def _containers_unsaved(state: NodeState, event: call_events.ContainersUnsaved) -> Handled:
+def _runtime_sync_due(state: NodeState, event: call_events.RuntimeSyncDue) -> Handled:
     # A container may have gone since its cpuset was written; no later event would remove its id.
     known = [container_id for container_id in event.ids if container_id in state.containers]
     if not known:
         return state, ()
-    return state.with_runtime(state.runtime.with_unsaved(known)), (SyncRuntimeSoon(),)
+    return state.with_runtime(state.runtime.with_awaiting_sync(known)), (SyncRuntimeSoon(),)
 
 
 def _runtime_sync_started(state: NodeState, event: call_events.RuntimeSyncStarted) -> Handled:
-    return state.with_runtime(state.runtime.without_unsaved(event.container_id)), ()
+    return state.with_runtime(state.runtime.without_awaiting_sync(event.container_id)), ()
 
 
 def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
     restored_state = NodeState.of(
         state.node, event.pods, event.containers, reservation_cpus=event.reservation_cpus
     )
-    lost = dict.fromkeys(event.lost, event.at)
+    lost = dict.fromkeys(event.lost_creates, event.at)
     superseded = superseded_pods(event.pods)
-    runtime = structs.replace(state.runtime, lost=lost, arriving=event.arriving, superseded=superseded)
-    runtime = runtime.with_inherited(pod.cgroup_parent for pod in event.pods)
+    runtime = structs.replace(
+        state.runtime, lost_creates=lost, arriving_sandboxes=event.arriving_sandboxes, superseded=superseded
+    )
+    runtime = runtime.with_inherited_cgroups(pod.cgroup_parent for pod in event.pods)
     restored_state = structs.replace(
         restored_state,
         runtime=runtime,
@@ -99,7 +101,7 @@ def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
 
 def _runtime_listed(state: NodeState, event: node_events.RuntimeListed) -> Handled:
     after, effects = device_grants.devices_of_unknown_pods(state)
-    if state.runtime.inherited:
+    if state.runtime.inherited_cgroups:
         parents = {pod.cgroup_parent for pod in state.pods.values()}
         after = after.with_runtime(after.runtime.trimmed(parents))
     return after, (*effects, NotifyListed(*structs.astuple(event)))
@@ -161,7 +163,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     container_events.CpusNotFreed: decisions.cpus_not_freed,
     container_events.ContainerFound: decisions.container_found,
     pod_events.SandboxRequested: sandboxes.sandbox_requested,
-    pod_events.SandboxExpected: sandboxes.sandbox_expected,
+    pod_events.PodChangedByHook: sandboxes.pod_changed_by_hook,
     pod_events.PodLearned: sandboxes.pod_learned,
     pod_events.SandboxRunning: sandboxes.sandbox_running,
     pod_events.SandboxFailed: sandboxes.sandbox_failed,
@@ -187,7 +189,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     node_events.DevicesChanged: device_grants.devices_changed,
     node_events.DevicesImported: device_grants.devices_imported,
     call_events.SavedCpusLearned: _saved_cpus_learned,
-    call_events.ContainersUnsaved: _containers_unsaved,
+    call_events.RuntimeSyncDue: _runtime_sync_due,
     call_events.RuntimeSyncStarted: _runtime_sync_started,
     systemd_masks.UnitCpusRead: node_state_fact_rules.unit_cpus_read,
     **dict.fromkeys(get_args(write_conflicts.DriftEvent), node_state_fact_rules.drift_changed),

@@ -113,7 +113,7 @@ def start_ended(state: NodeState, event: StartEnded) -> Handled:
     if not sent.confined and not sent.overlapped and call.carries == state.desired_cpus(container):
         return state, (*over, *entered, written)
     # The runtime has saved the cpuset of the start, or that of an update that overlapped with it.
-    return _with_unsaved(state, container.id), (*over, *entered, written, SyncRuntimeSoon())
+    return _with_awaiting_sync(state, container.id), (*over, *entered, written, SyncRuntimeSoon())
 
 
 def update_accepted(state: NodeState, event: UpdateAccepted) -> Handled:
@@ -126,7 +126,7 @@ def update_accepted(state: NodeState, event: UpdateAccepted) -> Handled:
         return state, ()
     if resized.placement.mems != container.placement.mems:  # the new nodes must not count as drift
         bindings = state.facts.mems
-        state = state.with_facts(mems=replace(bindings, held=bindings.held - {container.id}))
+        state = state.with_facts(mems=replace(bindings, as_planned=bindings.as_planned - {container.id}))
     state, effects = containers_updated(state, ContainersUpdated((resized,)))
     pod = aside_after_update(state, container, resized)
     if pod is None:
@@ -151,7 +151,7 @@ def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
         if state.inflight.is_busy(container_id):
             state, _ = resend_wanted(state, ResendWanted(container_id))
         else:
-            state = _with_unsaved(state, container_id)
+            state = _with_awaiting_sync(state, container_id)
             effects.append(SyncRuntimeSoon())
     if saved == state.desired_cpus(container) and is_alone:
         effects.append(
@@ -180,7 +180,9 @@ def orphan_listed(state: NodeState, event: OrphanListed) -> Handled:
     if call.answered_at is None and requested_at >= call.orphaned_since:
         call = replace(call, answered_at=event.now)
     is_late = (
-        call.answered_at is not None and requested_at - call.answered_at >= ORPHAN_GRACE_S and not event.held
+        call.answered_at is not None
+        and requested_at - call.answered_at >= ORPHAN_GRACE_S
+        and not event.is_exempt_from_timeout
     )
     end: Phase = Phase.CREATED
     if phase is Phase.EXITED or (call.is_start and phase is Phase.RUNNING):
@@ -209,10 +211,10 @@ def orphan_ended(state: NodeState, event: OrphanEnded) -> Handled:
         state, entered = phase_changed(state, PhaseChanged(container_id, phase))
         effects += entered
     elif last_known.resend and container_id in state.containers:
-        state = _with_unsaved(state, container_id)
+        state = _with_awaiting_sync(state, container_id)
         effects.append(SyncRuntimeSoon())
     return state, tuple(effects)
 
 
-def _with_unsaved(state: NodeState, container_id: str) -> NodeState:
-    return state.with_runtime(state.runtime.with_unsaved((container_id,)))
+def _with_awaiting_sync(state: NodeState, container_id: str) -> NodeState:
+    return state.with_runtime(state.runtime.with_awaiting_sync((container_id,)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from proxy.engine.admission import permitted_claim
-from proxy.engine.owners import owners_of
+from proxy.engine.owners import cpu_owners
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Pool, QosClass
@@ -66,7 +66,7 @@ def _stale_derived_values(state: NodeState) -> list[str]:
     """Compare the owners and pools of a state with those that follow from its containers."""
     node, problems = state.node, []
     containers, pods = state.containers.values(), state.pods.values()
-    owners = owners_of(node, containers, state.kubelet_cpus, pods, state.reservation_cpus.values())
+    owners = cpu_owners(node, containers, state.kubelet_cpus, pods, state.reservation_cpus.values())
     if owners != state.owners:
         wrong = sorted(key for key in {*owners, *state.owners} if owners.get(key) != state.owners.get(key))
         keys = ", ".join(wrong)

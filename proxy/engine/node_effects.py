@@ -75,7 +75,7 @@ class Change(Struct, frozen=True):
 
 
 class SyncRuntimeSoon(Struct, frozen=True):
-    """Send the CPUs of unsaved containers to the runtime."""
+    """Send the CPUs of containers that await a sync to the runtime."""
 
 
 class CallOver(Struct, frozen=True):

@@ -15,10 +15,10 @@ from proxy.engine.call_events import (
     CallConfined,
     CallOrphaned,
     CallSent,
-    ContainersUnsaved,
     OrphanEnded,
     OrphanListed,
     ResendWanted,
+    RuntimeSyncDue,
     RuntimeSyncStarted,
     SavedCpusLearned,
     StartEnded,
@@ -54,8 +54,8 @@ from proxy.engine.node import Node
 from proxy.engine.owners import ReservationCpus
 from proxy.engine.partition import PartitionEvent, PartitionsRead
 from proxy.engine.pod_events import (
+    PodChangedByHook,
     PodLearned,
-    SandboxExpected,
     SandboxFailed,
     SandboxRemoved,
     SandboxRequested,
@@ -265,22 +265,22 @@ class LedgerRead(Struct, frozen=True):
         pods: Its sandboxes, in the order in which they came.
         containers: Its containers.
         reservation_cpus: CPUs of that run's reservations, by reservation.
-        lost: Tokens of the containers whose creates were in flight.
+        lost_creates: Tokens of the containers whose creates were in flight.
         at: When it was read.
         devices: The devices that pods held, by key of the pod.
         resources: The resources of device plugins that were registered.
-        arriving: Tokens of the sandboxes whose RunPodSandbox another process is relaying.
+        arriving_sandboxes: Tokens of the sandboxes whose RunPodSandbox another process is relaying.
         be_groups: Whether that run narrowed the cgroups of class BestEffort.
     """
 
     pods: tuple[Pod, ...]
     containers: tuple[Container, ...]
     reservation_cpus: Mapping[str, ReservationCpus]
-    lost: tuple[str, ...]
+    lost_creates: tuple[str, ...]
     at: float
     devices: Mapping[str, PodDevices] = {}
     resources: tuple[str, ...] = ()
-    arriving: frozenset[str] = frozenset()
+    arriving_sandboxes: frozenset[str] = frozenset()
     be_groups: bool = False
 
 
@@ -288,12 +288,13 @@ class MemoryNodesCompared(Struct, frozen=True):
     """The memory nodes of all running containers have been compared with the kernel.
 
     Attributes:
-        right: Ids of containers that have the planned nodes.
-        wide: All nodes of containers that have more than were decided, because their memory is there.
+        as_planned: Ids of containers that have the planned nodes.
+        wider_than_planned: All nodes of containers that have more than were decided, because their memory is
+            there.
     """
 
-    right: frozenset[str]
-    wide: Mapping[str, Mask]
+    as_planned: frozenset[str]
+    wider_than_planned: Mapping[str, Mask]
 
 
 class LossesDue(Struct, frozen=True):
@@ -323,7 +324,7 @@ NodeEvent = (
     | CpusNotFreed
     | ContainerFound
     | SandboxRequested
-    | SandboxExpected
+    | PodChangedByHook
     | PodLearned
     | SandboxRunning
     | SandboxFailed
@@ -351,7 +352,7 @@ NodeEvent = (
     | MemoryNodesCompared
     | LossesDue
     | SavedCpusLearned
-    | ContainersUnsaved
+    | RuntimeSyncDue
     | RuntimeSyncStarted
     | ModeChanged
     | EnforcementChanged

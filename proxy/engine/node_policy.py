@@ -53,7 +53,7 @@ from proxy.pools.node_keys import (
 
 T_co = TypeVar("T_co", covariant=True)
 
-DEFAULT = "default"
+DEFAULT_SOURCE = "default"
 
 
 class PolicyValue(Struct, Generic[T_co], frozen=True):
@@ -66,7 +66,7 @@ class PolicyValue(Struct, Generic[T_co], frozen=True):
     """
 
     value: T_co
-    source: str = DEFAULT
+    source: str = DEFAULT_SOURCE
     problem: str = ""
 
 
@@ -131,9 +131,9 @@ class NodePolicy(Struct, frozen=True):
         }
 
 
-APPLY = ("", "Default", "ReservedCPUsOnly")
+APPLY_POLICIES = ("", "Default", "ReservedCPUsOnly")
 """Values of a reservation's ``applyPolicy``."""
-TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+KUBELET_TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 """The texts that kubelet reads as true in its options."""
 
 
@@ -164,7 +164,9 @@ def read_node_policy(
         apply_policy,
         system,
         exclusive,
-        PolicyValue(ratios or {}, _source_annotation(AMPLIFICATION) if ratios else DEFAULT, ratio_problem),
+        PolicyValue(
+            ratios or {}, _source_annotation(AMPLIFICATION) if ratios else DEFAULT_SOURCE, ratio_problem
+        ),
         _numa_reservation(meta),
     )
 
@@ -251,12 +253,14 @@ def _reservation(
     annotated, problem = node_reservation(meta.annotations, base.topology)
     cpus, absent = _present(annotated.cpus, machine, RESERVATION)
     problem = problem or absent
-    apply_policy = PolicyValue(APPLY[1])
-    if annotated.policy in APPLY[1:]:
+    apply_policy = PolicyValue(APPLY_POLICIES[1])
+    if annotated.policy in APPLY_POLICIES[1:]:
         apply_policy = PolicyValue(annotated.policy, _source_annotation(RESERVATION))
     elif annotated.policy:
-        problem_text = f"{annotated.policy!r:.60} is not one of {', '.join(APPLY[1:])}"
-        apply_policy = PolicyValue(APPLY[1], problem=f"annotation {RESERVATION}: applyPolicy {problem_text}")
+        problem_text = f"{annotated.policy!r:.60} is not one of {', '.join(APPLY_POLICIES[1:])}"
+        apply_policy = PolicyValue(
+            APPLY_POLICIES[1], problem=f"annotation {RESERVATION}: applyPolicy {problem_text}"
+        )
     if cpus:
         return PolicyValue(cpus, _source_annotation(RESERVATION), problem), apply_policy
     source = _source_config("koordinator.reservedCPUs", base.node_reservation)
@@ -295,7 +299,7 @@ def _numa_reservation(meta: NodeMeta) -> PolicyValue[bool]:
 
 def _kubelet_option(kubelet: CpuManager, name: str) -> bool:
     # The options of a policy that is not in effect are ignored.
-    return kubelet.policy == "static" and kubelet.options.get(name) in TRUE
+    return kubelet.policy == "static" and kubelet.options.get(name) in KUBELET_TRUE
 
 
 def _source_label(key: str) -> str:
@@ -312,4 +316,4 @@ def _source_kubelet(name: str, kubelet: CpuManager, attribute: str) -> str:
 
 
 def _source_config(name: str, is_set: object) -> str:
-    return f"{name} of the configuration" if is_set else DEFAULT
+    return f"{name} of the configuration" if is_set else DEFAULT_SOURCE

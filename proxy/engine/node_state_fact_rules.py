@@ -21,7 +21,7 @@ def cpu_controller_checked(
     state: NodeState, event: quotas.CpuControllerChecked
 ) -> tuple[NodeState, NodeEffects]:
     """Record whether CFS quotas can be written."""
-    return state.with_facts(cpu_groups=event.found), ()
+    return state.with_facts(has_cpu_controller=event.found), ()
 
 
 def quotas_read(state: NodeState, event: quotas.QuotasRead) -> tuple[NodeState, NodeEffects]:
@@ -59,7 +59,9 @@ def suppression_changed(
 
 def memory_nodes_compared(state: NodeState, event: MemoryNodesCompared) -> tuple[NodeState, NodeEffects]:
     """Record the memory nodes that containers have."""
-    mems = structs.replace(state.facts.mems, held=event.right, wide=event.wide)
+    mems = structs.replace(
+        state.facts.mems, as_planned=event.as_planned, wider_than_planned=event.wider_than_planned
+    )
     return state.with_facts(mems=mems), ()
 
 

@@ -33,7 +33,7 @@ class NodeStateFacts(Struct, frozen=True):
         quotas: CFS quotas that were removed.
         mems: Memory nodes in effect.
         losses: The hardware losses of containers, as reported last.
-        cpu_groups: Whether the node has the cpu controller's tree, where CFS quotas are written.
+        has_cpu_controller: Whether the node has the cpu controller's tree, where CFS quotas are written.
         masks: In which byte order the runtime sends CPU masks to systemd.
         cpu_manager: The settings and allocations of kubelet's CPU manager, as read last.
         policy: The policy of the node that is in effect; None before it was read.
@@ -49,7 +49,7 @@ class NodeStateFacts(Struct, frozen=True):
     quotas: RemovedQuotas = RemovedQuotas()
     mems: MemoryBindings = MemoryBindings()
     losses: Mapping[str, str] = {}
-    cpu_groups: bool = False
+    has_cpu_controller: bool = False
     masks: MaskOrder = MaskOrder.UNKNOWN
     cpu_manager: CpuManager = CpuManager()
     policy: NodePolicy | None = None

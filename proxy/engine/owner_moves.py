@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from proxy.allocation.koordinator.bind import holds
 from proxy.engine.admission import EMPTY_SHARED_POOL
-from proxy.engine.owners import floor_cpus
+from proxy.engine.owners import cpus_to_avoid
 from proxy.engine.replacement_cpus import cpus_are_named, required_binding
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
@@ -103,7 +103,7 @@ def _why_not_free(state: NodeState, container: Container, cpus: CpuSet) -> str:
     others = union(owner.cpus.bits for key, owner in state.owners.items() if key != container.owner)
     unavailable = node.cpu.reserved | node.withheld | state.cpus_set_aside(container.pod.key)
     unavailable |= (
-        state.promised_cpus(container.owner) | floor_cpus(state, container.pod) | CpuSet.from_bits(others)
+        state.promised_cpus(container.owner) | cpus_to_avoid(state, container.pod) | CpuSet.from_bits(others)
     )
     usable = node.topology.cpus & node.shareable & node.machine.online
     if not_free := cpus - own - (usable - unavailable):

@@ -22,7 +22,7 @@ report an init container looks like any container that has ended. So if such a c
 limits are checked together with the containers that were created since.
 
 If CPUs are chosen here and the best choice breaks a floor, CPUs are chosen again without those that the
-floors need (``floor_cpus``). Every choice from the remaining CPUs keeps all floors, but it may be worse
+floors need (``cpus_to_avoid``). Every choice from the remaining CPUs keeps all floors, but it may be worse
 (another NUMA node, more cores), so it is made second and not first.
 """
 
@@ -67,7 +67,7 @@ NEVER_PINNED_BY_KUBELET = (QosClass.LS, QosClass.BE, QosClass.SYSTEM)
 """Classes for which assignments of kubelet's CPU manager are ignored."""
 
 
-def owners_of(
+def cpu_owners(
     node: Node,
     containers: Iterable[Container],
     held: Held,
@@ -148,7 +148,7 @@ def is_undecided(pod: Pod) -> bool:
     return (pod.cpuset is None or pod.cpuset_chosen_locally) and pod.nodes is None and not pod.problem
 
 
-def owns_cpus_as_pod(node: Node, pod: Pod) -> bool:
+def needs_cpus_for_whole_pod(node: Node, pod: Pod) -> bool:
     """Return whether the node has to choose CPUs for a pod as a whole."""
     return node.static and pod.qos in STRICT and is_undecided(pod)
 
@@ -180,8 +180,8 @@ def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodRequests:
 def needs_pod_total(node: Node, pod: Pod, request: Request) -> bool:
     """Return whether the sum that a create carries for its pod matters.
 
-    It matters if a container may own CPUs because of its create alone (``pod_total_problem``), and if CPUs or
-    memory were set aside according to the sum (``pod_resize``).
+    It matters if a container may own CPUs because of its create alone (``why_pod_total_exceeded``), and if
+    CPUs or memory were set aside according to the sum (``pod_resize``).
     """
     if pod.cpuset_chosen_locally:
         return True
@@ -192,7 +192,7 @@ def needs_pod_total(node: Node, pod: Pod, request: Request) -> bool:
     return node.static and may_own(pod) and whole_cpus(request) > 0
 
 
-def pod_total_problem(state: NodeState, pod: Pod, name: str, count: int) -> str:
+def why_pod_total_exceeded(state: NodeState, pod: Pod, name: str, count: int) -> str:
     """Return why a container shares CPUs although its create carries whole ones; empty if it may own them.
 
     A pod may request resources of its own (``spec.resources``). kubelet then sends the limit of the pod with
@@ -267,7 +267,7 @@ def spare_shared_cpus(state: NodeState, pod: Pod | None) -> CpuSet:
     return CpuSet.from_bits(state.pools.shared.bits & ~(state.cpus_set_aside().bits | ended))
 
 
-def floor_cpus(state: NodeState, pod: Pod) -> CpuSet:
+def cpus_to_avoid(state: NodeState, pod: Pod) -> CpuSet:
     """Return CPUs that must not be chosen for a pod, so that every choice from the rest keeps the floors."""
     node = state.node
     if not node.floors:
@@ -277,7 +277,7 @@ def floor_cpus(state: NodeState, pod: Pod) -> CpuSet:
     return node.floors.choose(pool, node.machine, node.cpu.reserved) | others
 
 
-def unowned_floor_cpus(state: NodeState) -> CpuSet:
+def floor_cpus(state: NodeState) -> CpuSet:
     """Return CPUs of the shared pool that no new pod may own, because the floors need them."""
     node = state.node
     return node.floors.choose(spare_shared_cpus(state, None), node.machine, node.cpu.reserved)

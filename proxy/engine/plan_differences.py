@@ -32,7 +32,7 @@ class PlanChange(StrEnum):
     """The container has the CPUs that the plan has for it."""
     PIN = "pin"
     """The container would get exclusive CPUs."""
-    MOVE = "move"
+    JOIN_POOL = "move"
     """The container would be moved to the CPUs of its pool."""
     DRIFT = "drift"
     """The plan is applied to the container, but it runs on other CPUs; its cpuset will be repaired."""
@@ -111,7 +111,7 @@ def _difference(
         if applied:
             change = PlanChange.DRIFT
         else:
-            change = PlanChange.PIN if container.placement.pool is Pool.OWN else PlanChange.MOVE
+            change = PlanChange.PIN if container.placement.pool is Pool.OWN else PlanChange.JOIN_POOL
     cpus, mems = in_effect or (None, None)
     return ContainerDifference(
         container,
@@ -130,7 +130,7 @@ def _limit(quota: int | None) -> int | None:
     return None if quota == UNLIMITED else quota
 
 
-def applied_since(state: NodeState, key: str, *, applied: bool) -> str:
+def enforcement_change_note(state: NodeState, key: str, *, applied: bool) -> str:
     """Return a note if a decision has become applied since it was made, or no longer is; otherwise empty.
 
     Args:

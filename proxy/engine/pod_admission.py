@@ -38,9 +38,9 @@ from proxy.engine.explain_record import explain
 from proxy.engine.node import Node
 from proxy.engine.numa_alignment import align_pod, bind_to_nodes, shared_request_milli, wants_alignment
 from proxy.engine.owners import (
+    cpus_to_avoid,
     exceeded_limit,
-    floor_cpus,
-    owns_cpus_as_pod,
+    needs_cpus_for_whole_pod,
     pod_as_one_container,
     pod_cpu_count,
     request_is_known,
@@ -123,7 +123,7 @@ def admit(
     if earlier is not None:
         decided = with_earlier_decision(pod, earlier)
         return PodAdmission(Verdict(), decided, state.with_pod(decided))
-    if owns_cpus_as_pod(state.node, pod) and request_is_known(pod, total):
+    if needs_cpus_for_whole_pod(state.node, pod) and request_is_known(pod, total):
         if problem := ownership_problem(pod, total):
             verdict = Verdict(
                 GrpcStatus.INVALID_ARGUMENT, "InvalidCPURequest", f"cannot place {pod.ref}: {problem}"
@@ -193,7 +193,7 @@ def decides_pod(node: Node, pod: Pod) -> bool:
     pod, breach = permitted_claim(node, pod)
     if breach is not None:
         return True
-    return node.decides_pods or owns_cpus_as_pod(node, pod) or wants_alignment(pod)
+    return node.decides_pods or needs_cpus_for_whole_pod(node, pod) or wants_alignment(pod)
 
 
 def _decide(state: NodeState, request: ProviderRequest, *, owned_by_pod: bool) -> PodAdmission:
@@ -201,7 +201,7 @@ def _decide(state: NodeState, request: ProviderRequest, *, owned_by_pod: bool) -
     pod = request.pod
     admission = _decide_once(state, request, owned_by_pod=owned_by_pod)
     if admission.limit is AdmissionRule.SHARED_FLOOR:
-        request_above_floor = structs.replace(request, avoid=floor_cpus(state, pod))
+        request_above_floor = structs.replace(request, avoid=cpus_to_avoid(state, pod))
         above_floor = _decide_once(state, request_above_floor, owned_by_pod=owned_by_pod)
         admission = above_floor if above_floor.verdict.admitted else admission
     if admission.limit is None or rejects_claims(state.node):

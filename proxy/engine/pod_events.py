@@ -22,7 +22,7 @@ class SandboxRequested(Struct, frozen=True):
     preferred: Preferences = NO_PREFERENCES
 
 
-class SandboxExpected(Struct, frozen=True):
+class PodChangedByHook(Struct, frozen=True):
     """A sandbox is being made, and a hook has changed its pod; no later call will show that change.
 
     Attributes:
@@ -50,12 +50,12 @@ class SandboxRunning(Struct, frozen=True):
     Attributes:
         pod: The pod with the sandbox's id.
         token: The token of its admission; empty if nothing was set aside for it.
-        is_found: Whether another process relayed the call, so that its answer did not come here.
+        is_relayed_elsewhere: Whether another process relayed the call, so that its answer did not come here.
     """
 
     pod: Pod
     token: str = ""
-    is_found: bool = False
+    is_relayed_elsewhere: bool = False
 
 
 class SandboxFailed(Struct, frozen=True):

@@ -345,12 +345,16 @@ def pool_forbids_quota(state: NodeState, pod: Pod, name: str, pool: Pool) -> boo
 def writes_quotas(state: NodeState) -> bool:
     """Return whether CFS quotas are written at all: to remove them, or to restore those that are off."""
     may_be_off = bool(state.facts.quotas.records) or state.mode.in_release
-    return state.facts.cpu_groups and (may_be_off or applies_to(state, None))
+    return state.facts.has_cpu_controller and (may_be_off or applies_to(state, None))
 
 
 def must_have_no_quota(state: NodeState, container: Container) -> bool:
     """Return whether a container's quota must be off now."""
-    if not state.facts.cpu_groups or container.phase is Phase.EXITED or not applies_to(state, container.pod):
+    if (
+        not state.facts.has_cpu_controller
+        or container.phase is Phase.EXITED
+        or not applies_to(state, container.pod)
+    ):
         return False
     pod = state.current_pod(container.pod)
     return pool_forbids_quota(state, pod, container.name, container.placement.pool)

@@ -23,7 +23,7 @@ from msgspec import Struct
 from proxy.allocation.cpu_policy import take
 from proxy.engine.admission import assigned_cpus
 from proxy.engine.node import Node
-from proxy.engine.owners import floor_cpus
+from proxy.engine.owners import cpus_to_avoid
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.koordinator import BindPolicy, NodeBindPolicy
@@ -87,7 +87,7 @@ def choose_replacements(state: NodeState, shortage: MissingCpus) -> CpuSet:
         | state.promised_cpus(shortage.owner)
     ).bits
     free = CpuSet.from_bits(node.topology.cpus.bits & node.shareable.bits & ~(taken | unavailable))
-    free -= floor_cpus(state, first.pod)
+    free -= cpus_to_avoid(state, first.pod)
     count = min(count, len(state.pools.shared - state.cpus_set_aside()) - 1)
     if count <= 0:
         return CpuSet()

@@ -59,7 +59,7 @@ else the ledger contains: both sets of CPUs are kept free, and ``restoration`` r
 moves the containers back. If it finds none, the placement in the ledger counts, and the containers run on it.
 
 ``ClientDisconnected`` only prevents a create from being placed elsewhere. ``ContainersExited`` ends a
-REPLACEMENT or a MOVE, because no container runs on the CPUs any more. ``PlanWithdrawn`` ends them, too:
+REPLACEMENT or a MOVE, because no container runs on the CPUs any more. ``PlanNoLongerApplied`` ends them, too:
 nothing is written for the containers until the plan is applied again, and then they get their old CPUs.
 ``Interrupted`` (an effect failed unexpectedly) and ``Cancelled`` (the daemon is stopping) release the CPUs of
 a REPLACEMENT. The CPUs of CREATE and START are released by the caller, which handles every failure of a call
@@ -437,7 +437,7 @@ def _cancelled(reservation: Reservation) -> Step:
 
 _AT_ANY_TIME: dict[type, Callable[[Reservation], Step]] = {
     events.ContainersExited: _exited,
-    events.PlanWithdrawn: _exited,
+    events.PlanNoLongerApplied: _exited,
     events.Interrupted: _interrupted,
     events.Cancelled: _cancelled,
 }

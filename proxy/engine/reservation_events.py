@@ -1,9 +1,9 @@
 """The events of a reservation, as values: the input of ``proxy.engine.reservation.step``.
 
 Most events are the result of an effect (``proxy.engine.reservation_effects``); ``ClientDisconnected``,
-``ContainersExited``, ``PlanWithdrawn``, ``Interrupted`` and ``Cancelled`` come at any time. An event carries
-all facts about the node that the decision needs at that moment, so a list of events replays a reservation
-exactly.
+``ContainersExited``, ``PlanNoLongerApplied``, ``Interrupted`` and ``Cancelled`` come at any time. An event
+carries all facts about the node that the decision needs at that moment, so a list of events replays a
+reservation exactly.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class ContainersExited(Struct, frozen=True):
     """All of the containers have exited."""
 
 
-class PlanWithdrawn(Struct, frozen=True):
+class PlanNoLongerApplied(Struct, frozen=True):
     """The plan is no longer applied to the containers: they get what they would have without topoproxy."""
 
 
@@ -194,7 +194,7 @@ Event = (
     | PlacementWithdrawn
     | ClientDisconnected
     | ContainersExited
-    | PlanWithdrawn
+    | PlanNoLongerApplied
     | Interrupted
     | Cancelled
 )

@@ -157,27 +157,28 @@ class RuntimeKnowledge(Struct, frozen=True):
     Attributes:
         saved: By container id, the CPUs that the runtime uses when it next starts or updates the container.
             A container whose value is unknown has no entry.
-        unsaved: Ids of containers whose CPUs must be sent to the runtime, in order.
-        lost: When creates lost their clients, by token; times of the monotonic clock. The runtime may have
-            made the containers.
+        awaiting_sync: Ids of containers whose CPUs must be sent to the runtime, in order.
+        lost_creates: When creates lost their clients, by token; times of the monotonic clock. The runtime may
+            have made the containers.
         changes: The changes of containers and sandboxes, to detect outdated lists.
-        failed: Creates that failed here, but perhaps not at the runtime, the oldest first.
-        arriving: Tokens of sandboxes that are being made and are in the state already, because CPUs or memory
-            are set aside for them or a hook changed their pod; no list of the runtime has these tokens.
-        delegated: Decisions about creates that another program sends, the oldest first.
-        inherited: Cgroup parents of pods whose sandbox was not made through this run of the daemon. Such a
-            cgroup may still be as narrow as an earlier run has left it (``engine.pod_fence``).
+        failed_creates: Creates that failed here, but perhaps not at the runtime, the oldest first.
+        arriving_sandboxes: Tokens of sandboxes that are being made and are in the state already, because CPUs
+            or memory are set aside for them or a hook changed their pod; no list of the runtime has these
+            tokens.
+        delegated_creates: Decisions about creates that another program sends, the oldest first.
+        inherited_cgroups: Cgroup parents of pods whose sandbox was not made through this run of the daemon.
+            Such a cgroup may still be as narrow as an earlier run has left it (``engine.pod_fence``).
         superseded: Keys of pods that a later pod of the same namespace and name has replaced.
     """
 
     saved: PersistentMap[CpuSet] = PersistentMap()
-    unsaved: Mapping[str, None] = {}
-    lost: Mapping[str, float] = {}
+    awaiting_sync: Mapping[str, None] = {}
+    lost_creates: Mapping[str, float] = {}
     changes: ChangeSequence = ChangeSequence()
-    failed: Mapping[CreateKey, None] = {}
-    arriving: frozenset[str] = frozenset()
-    delegated: Mapping[CreateKey, DelegatedCreate] = {}
-    inherited: frozenset[str] = frozenset()
+    failed_creates: Mapping[CreateKey, None] = {}
+    arriving_sandboxes: frozenset[str] = frozenset()
+    delegated_creates: Mapping[CreateKey, DelegatedCreate] = {}
+    inherited_cgroups: frozenset[str] = frozenset()
     superseded: frozenset[str] = frozenset()
 
     def with_saved(self, container_id: str, cpus: CpuSet | None) -> RuntimeKnowledge:
@@ -189,71 +190,89 @@ class RuntimeKnowledge(Struct, frozen=True):
         """Return the knowledge without saved CPUs, because other programs may have changed them."""
         return structs.replace(self, saved=PersistentMap())
 
-    def with_unsaved(self, ids: Iterable[str]) -> RuntimeKnowledge:
+    def with_awaiting_sync(self, ids: Iterable[str]) -> RuntimeKnowledge:
         """Return the knowledge with more containers whose CPUs must be sent to the runtime."""
-        return structs.replace(self, unsaved={**self.unsaved, **dict.fromkeys(ids)})
+        return structs.replace(self, awaiting_sync={**self.awaiting_sync, **dict.fromkeys(ids)})
 
-    def without_unsaved(self, container_id: str) -> RuntimeKnowledge:
+    def without_awaiting_sync(self, container_id: str) -> RuntimeKnowledge:
         """Return the knowledge without a container whose CPUs were to be sent to the runtime."""
-        return structs.replace(self, unsaved=_without(self.unsaved, container_id))
+        return structs.replace(self, awaiting_sync=_without(self.awaiting_sync, container_id))
 
-    def with_lost(self, container: Container, at: float) -> RuntimeKnowledge:
+    def with_lost_create(self, container: Container, at: float) -> RuntimeKnowledge:
         """Return the knowledge after a create has lost its client at a time."""
-        return structs.replace(self.with_failed(container), lost={**self.lost, container.id: at})
+        return structs.replace(
+            self.with_failed_create(container), lost_creates={**self.lost_creates, container.id: at}
+        )
 
-    def without_lost(self, token: str) -> RuntimeKnowledge:
+    def without_lost_create(self, token: str) -> RuntimeKnowledge:
         """Return the knowledge after the outcome of a lost create has become known."""
-        return structs.replace(self, lost=_without(self.lost, token)) if token in self.lost else self
+        return (
+            structs.replace(self, lost_creates=_without(self.lost_creates, token))
+            if token in self.lost_creates
+            else self
+        )
 
-    def with_failed(self, container: Container) -> RuntimeKnowledge:
+    def with_failed_create(self, container: Container) -> RuntimeKnowledge:
         """Return the knowledge after a create has failed here."""
-        failed = dict(self.failed)
+        failed = dict(self.failed_creates)
         if len(failed) >= REMEMBERED_FAILURES:
             del failed[next(iter(failed))]
         failed[create_key_of(container)] = None
-        return structs.replace(self, failed=failed)
+        return structs.replace(self, failed_creates=failed)
 
     def created(self, token: str, container: Container, sent: CpuSet | None) -> RuntimeKnowledge:
         """Return the knowledge after the runtime has created a container with the CPUs that were sent."""
-        saved, lost, failed = self.saved, self.lost, self.failed
+        saved, lost, failed = self.saved, self.lost_creates, self.failed_creates
         if lost:
             lost = _without(lost, token)
         if failed and (key := create_key_of(container)) in failed:
             failed, sent = _without(failed, key), None  # the container may come from an earlier request
         saved = saved.drop(container.id) if sent is None else saved.put(container.id, sent)
         changes = self.changes.touched(container.id)
-        unsaved, arriving = self.unsaved, self.arriving
+        awaiting_sync, arriving = self.awaiting_sync, self.arriving_sandboxes
         return RuntimeKnowledge(
-            saved, unsaved, lost, changes, failed, arriving, self.delegated, self.inherited, self.superseded
+            saved,
+            awaiting_sync,
+            lost,
+            changes,
+            failed,
+            arriving,
+            self.delegated_creates,
+            self.inherited_cgroups,
+            self.superseded,
         )
 
-    def with_arriving(self, token: str) -> RuntimeKnowledge:
+    def with_arriving_sandbox(self, token: str) -> RuntimeKnowledge:
         """Return the knowledge after CPUs or memory were set aside for a sandbox that is being made."""
-        return structs.replace(self, arriving=self.arriving | {token})
+        return structs.replace(self, arriving_sandboxes=self.arriving_sandboxes | {token})
 
-    def without_arriving(self, token: str) -> RuntimeKnowledge:
+    def without_arriving_sandbox(self, token: str) -> RuntimeKnowledge:
         """Return the knowledge after a sandbox has been made, or has failed."""
-        return structs.replace(self, arriving=self.arriving - {token}) if token in self.arriving else self
+        return (
+            structs.replace(self, arriving_sandboxes=self.arriving_sandboxes - {token})
+            if token in self.arriving_sandboxes
+            else self
+        )
 
-    def with_delegated(self, container: Container, create: DelegatedCreate) -> RuntimeKnowledge:
+    def with_delegated_create(self, container: Container, create: DelegatedCreate) -> RuntimeKnowledge:
         """Return the knowledge after a decision was returned to a caller, as the newest one."""
         key = create_key_of(container)
-        others = _without(self.delegated, key)
+        others = _without(self.delegated_creates, key)
         if len(others) >= REMEMBERED_DELEGATED:
             del others[next(iter(others))]
-        return structs.replace(self, delegated={**others, key: create})
+        return structs.replace(self, delegated_creates={**others, key: create})
 
-    def without_delegated(self, key: CreateKey) -> RuntimeKnowledge:
+    def without_delegated_create(self, key: CreateKey) -> RuntimeKnowledge:
         """Return the knowledge without the decision about a create that has come again."""
-        return structs.replace(self, delegated=_without(self.delegated, key))
+        return structs.replace(self, delegated_creates=_without(self.delegated_creates, key))
 
-    def with_inherited(self, parents: Iterable[str]) -> RuntimeKnowledge:
+    def with_inherited_cgroups(self, parents: Iterable[str]) -> RuntimeKnowledge:
         """Return the knowledge with more pods that were not made through this run of the daemon.
 
         Args:
             parents: Their cgroup parents; an empty one is ignored.
         """
-        return structs.replace(self, inherited=self.inherited.union(filter(None, parents)))
+        return structs.replace(self, inherited_cgroups=self.inherited_cgroups.union(filter(None, parents)))
 
     def trimmed(self, parents: Collection[str]) -> RuntimeKnowledge:
         """Return the knowledge without inherited pods that have ended, once there are many of them.
@@ -264,9 +283,9 @@ class RuntimeKnowledge(Struct, frozen=True):
         Args:
             parents: The cgroup parents of all pods.
         """
-        if len(self.inherited) <= 2 * len(parents) + REMEMBERED_GROUPS:
+        if len(self.inherited_cgroups) <= 2 * len(parents) + REMEMBERED_GROUPS:
             return self
-        return structs.replace(self, inherited=self.inherited.intersection(parents))
+        return structs.replace(self, inherited_cgroups=self.inherited_cgroups.intersection(parents))
 
     def with_sandbox(self, pod: Pod, pods: Iterable[Pod]) -> RuntimeKnowledge:
         """Return the knowledge after a sandbox was made: its pod supersedes other pods of the same name.
@@ -303,13 +322,21 @@ class RuntimeKnowledge(Struct, frozen=True):
 
     def removed(self, container_id: str) -> RuntimeKnowledge:
         """Return the knowledge after a container, known or not, was removed."""
-        unsaved = self.unsaved
-        if container_id in unsaved:
-            unsaved = _without(unsaved, container_id)
+        awaiting_sync = self.awaiting_sync
+        if container_id in awaiting_sync:
+            awaiting_sync = _without(awaiting_sync, container_id)
         saved, changes = self.saved.drop(container_id), self.changes.touched(container_id)
-        lost, failed, arriving = self.lost, self.failed, self.arriving
+        lost, failed, arriving = self.lost_creates, self.failed_creates, self.arriving_sandboxes
         return RuntimeKnowledge(
-            saved, unsaved, lost, changes, failed, arriving, self.delegated, self.inherited, self.superseded
+            saved,
+            awaiting_sync,
+            lost,
+            changes,
+            failed,
+            arriving,
+            self.delegated_creates,
+            self.inherited_cgroups,
+            self.superseded,
         )
 
 

@@ -20,7 +20,7 @@ class SyncStep(Enum):
 
 
 def sync_step(state: NodeState, container_id: str) -> SyncStep:
-    """Return the next step for an unsaved container."""
+    """Return the next step for a container that awaits a sync."""
     container = state.containers.get(container_id)
     if container is None or container.phase is not Phase.RUNNING:
         return SyncStep.NOTHING
@@ -38,11 +38,11 @@ def sync_step(state: NodeState, container_id: str) -> SyncStep:
     desired = state.desired_cpus(container)
     if not desired:  # its pool is empty; to a runtime, an empty set would mean all CPUs
         return SyncStep.NOTHING
-    is_right = saved == desired or is_passing(state, container, saved)
+    is_right = saved == desired or is_transient(state, container, saved)
     return SyncStep.SEND if is_unsent or not is_right else SyncStep.NOTHING
 
 
-def is_passing(state: NodeState, container: Container, has: CpuSet) -> bool:
+def is_transient(state: NodeState, container: Container, has: CpuSet) -> bool:
     """Return whether a container's cpuset is narrow only while BE is suppressed.
 
     Such a cpuset changes every second and is not sent to the runtime and systemd, unless the cpuset that they
@@ -53,8 +53,8 @@ def is_passing(state: NodeState, container: Container, has: CpuSet) -> bool:
     return container.placement.pool is Pool.BE and pools.be_now is not None and bool(has) and has <= pools.be
 
 
-def no_longer_passing(before: NodeState, after: NodeState) -> list[str]:
-    """Return the containers whose cpuset may no longer be passing, because the BE pool has lost CPUs.
+def no_longer_transient(before: NodeState, after: NodeState) -> list[str]:
+    """Return the containers whose cpuset may no longer be transient, because the BE pool has lost CPUs.
 
     Their own cpusets need not change, because they may have been narrowed to other CPUs before. So there may
     be no write to the kernel that would trigger the update of the runtime and systemd.

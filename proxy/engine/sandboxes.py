@@ -19,8 +19,8 @@ from proxy.engine.node_effects import (
 )
 from proxy.engine.pod_admission import admit
 from proxy.engine.pod_events import (
+    PodChangedByHook,
     PodLearned,
-    SandboxExpected,
     SandboxFailed,
     SandboxRemoved,
     SandboxRequested,
@@ -45,18 +45,18 @@ def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeSt
     if not admission.verdict.admitted or admission.pod.reserved_for_pod is None:
         return state, (decided,)
     token, after = event.pod.sandbox_id, admission.state
-    after = after.with_runtime(after.runtime.with_arriving(token))
+    after = after.with_runtime(after.runtime.with_arriving_sandbox(token))
     records = (PutRecord(POD_RECORD + token, admission.pod), *devices_recorded(state, after, event.pod.key))
     return after, (*records, *pool_changes(state, after), decided)
 
 
-def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeState, NodeEffects]:
+def pod_changed_by_hook(state: NodeState, event: PodChangedByHook) -> tuple[NodeState, NodeEffects]:
     """Record the changes of hooks to a pod, unless it is already recorded with its resources set aside."""
     pod = event.pod
-    if pod.sandbox_id in state.runtime.arriving:
+    if pod.sandbox_id in state.runtime.arriving_sandboxes:
         return state, ()
     after = state.with_pod(pod)
-    after = after.with_runtime(after.runtime.with_arriving(pod.sandbox_id))
+    after = after.with_runtime(after.runtime.with_arriving_sandbox(pod.sandbox_id))
     record = PutRecord(POD_RECORD + pod.sandbox_id, pod)
     return after, (record, *pool_changes(state, after))
 
@@ -82,7 +82,7 @@ def _learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffect
 
 def _inherited(state: NodeState, pod: Pod) -> NodeState:
     """Return the state with a pod whose sandbox was not made through this run of the daemon."""
-    return state.with_runtime(state.runtime.with_inherited((pod.cgroup_parent,)))
+    return state.with_runtime(state.runtime.with_inherited_cgroups((pod.cgroup_parent,)))
 
 
 def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState, NodeEffects]:
@@ -96,7 +96,7 @@ def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState,
             effects += more
     state, more = _learned(state, PodLearned(pod))
     effects += more
-    if event.is_found:
+    if event.is_relayed_elsewhere:
         state = _inherited(state, pod)
         effects.append(NotifyPodFound(pod))
     return state, tuple(effects)
@@ -132,9 +132,9 @@ def sandbox_removed(state: NodeState, event: SandboxRemoved) -> tuple[NodeState,
 
 def _arrived(state: NodeState, token: str, effects: list[NodeEffect]) -> NodeState:
     """Drop the token of a sandbox whose creation has ended."""
-    if token not in state.runtime.arriving:
+    if token not in state.runtime.arriving_sandboxes:
         return state
-    return _dropped(state.with_runtime(state.runtime.without_arriving(token)), token, effects)
+    return _dropped(state.with_runtime(state.runtime.without_arriving_sandbox(token)), token, effects)
 
 
 def _over(state: NodeState, sandbox_id: str, effects: list[NodeEffect]) -> NodeState:

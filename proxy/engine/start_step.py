@@ -55,7 +55,7 @@ def is_ready(state: NodeState, container: Container) -> bool:
     """
     if not applies_to(state, container.pod):
         return True
-    if container.pod.cgroup_parent in state.runtime.inherited or is_below_class(state, container):
+    if container.pod.cgroup_parent in state.runtime.inherited_cgroups or is_below_class(state, container):
         return False  # the cgroups above it may be too narrow
     return start_step(state, container.id) is StartStep.READY
 

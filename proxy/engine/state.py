@@ -22,7 +22,7 @@ from proxy.engine.enforcement_state import APPLIED_TO_ALL, Enforcement
 from proxy.engine.inflight import InflightCalls
 from proxy.engine.node import Node
 from proxy.engine.node_state_facts import NodeStateFacts
-from proxy.engine.owners import ReservationCpus, owners_of
+from proxy.engine.owners import ReservationCpus, cpu_owners
 from proxy.engine.runtime_knowledge import RuntimeKnowledge
 from proxy.model.grants import Grants
 from proxy.model.idset import CpuSet, Mask
@@ -106,7 +106,7 @@ class NodeState(Struct, frozen=True):
         existing = PersistentMap({c.id: c for c in containers})
         known = PersistentMap({p.sandbox_id: p for p in pods})
         held, kept = kubelet or {}, reservation_cpus or {}
-        owners = owners_of(node, existing.values(), held, known.values(), kept.values())
+        owners = cpu_owners(node, existing.values(), held, known.values(), kept.values())
         pools = _pools(node, owners, be_limit)
         providers = node.providers
         if node.accounts:
@@ -293,7 +293,7 @@ class NodeState(Struct, frozen=True):
             return self.providers
         return tuple(each.account(pods, containers, changed, touched) for each in self.providers)
 
-    def renamed(
+    def with_container(
         self, old_id: str, container: Container, runtime: RuntimeKnowledge | None = None
     ) -> NodeState:
         """Return the state after a container got its id, or, with an empty ``old_id``, after one was added.
@@ -343,7 +343,7 @@ class NodeState(Struct, frozen=True):
     def _recomputed(self) -> NodeState:
         """Return the state with recomputed owners and pools."""
         containers, pods = self.containers.values(), self.pods.values()
-        owners = owners_of(self.node, containers, self.kubelet_cpus, pods, self.reservation_cpus.values())
+        owners = cpu_owners(self.node, containers, self.kubelet_cpus, pods, self.reservation_cpus.values())
         return structs.replace(self, owners=owners, pools=_pools(self.node, owners, self.be_limit))
 
     def started(self, container: Container) -> NodeState:

@@ -17,7 +17,7 @@ class MaskOrder(StrEnum):
     """The order in which the runtime sends the bytes of a mask."""
 
     UNKNOWN = "not known"
-    RIGHT = "right"
+    CORRECT = "right"
     REVERSED = "wrong"
 
 
@@ -55,4 +55,4 @@ def step(known: MaskOrder, event: UnitCpusRead) -> tuple[MaskOrder, tuple[Report
         return known, ()
     if event.has == event.reverse and (event.sent or known is MaskOrder.REVERSED):
         return MaskOrder.REVERSED, (ReportReversedMask(event, known is not MaskOrder.REVERSED),)
-    return MaskOrder.RIGHT if event.has == event.planned and event.sent else known, ()
+    return MaskOrder.CORRECT if event.has == event.planned and event.sent else known, ()

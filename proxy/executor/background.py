@@ -171,31 +171,31 @@ class Worker:
         """Run a job and wait for its result. Cancelling the wait drops a job that has not begun."""
         return await self.submit(job, *args, **kwargs)
 
-    async def run_noted(
-        self, noted: Callable[[T], object], job: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    async def run_with_callback(
+        self, on_result: Callable[[T], object], job: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a job as ``run`` does, and pass its result to ``noted``, on the event loop.
+        """Run a job as ``run`` does, and pass its result to ``on_result``, on the event loop.
 
-        If the wait is cancelled after the job has begun, ``noted`` gets the result when the job ends.
+        If the wait is cancelled after the job has begun, ``on_result`` gets the result when the job ends.
         """
         future, loop = self._pool.submit(job, *args, **kwargs), asyncio.get_running_loop()
         try:
             result = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if not future.cancelled():
-                future.add_done_callback(lambda ended: self._note_late(ended, noted, loop))
+                future.add_done_callback(lambda ended: self._note_late(ended, on_result, loop))
             raise
-        noted(result)
+        on_result(result)
         return result
 
     def _note_late(
-        self, ended: Future[T], noted: Callable[[T], object], loop: asyncio.AbstractEventLoop
+        self, ended: Future[T], on_result: Callable[[T], object], loop: asyncio.AbstractEventLoop
     ) -> None:
         if ended.exception() is not None:
             self._done(ended)
             return
         with contextlib.suppress(RuntimeError):  # the loop has been closed: the process ends
-            loop.call_soon_threadsafe(noted, ended.result())
+            loop.call_soon_threadsafe(on_result, ended.result())
 
     def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Queue a job; the caller must retrieve its result or exception."""
@@ -299,7 +299,7 @@ class BackgroundTasks:
         """Report an internal error; callable from any thread."""
         self.telemetry.fault(error)
 
-    def unreadable(self, message: str) -> None:
+    def report_unreadable(self, message: str) -> None:
         """Count and report an entry in the runtime's lists that cannot be read; callable from any thread."""
         self.telemetry.count(metrics.RUNTIME_ENTRIES_UNREADABLE)
         self.telemetry.problem("cannot read an entry of the runtime", reason=message)

@@ -132,7 +132,7 @@ class CallTracker:
                     keep = (
                         context.state.desired_cpus(container) if step is StartStep.AWAIT_OTHERS else CpuSet()
                     )
-                    if not await context.inflight_calls.updated(
+                    if not await context.inflight_calls.wait_for_updates(
                         container_id, keep, context.options.call_timeout
                     ):
                         return BUSY
@@ -195,10 +195,10 @@ class CallTracker:
                 if obstacle or container is None or fencing.fits(container, fence):
                     break
         except BaseException:
-            await fencing.take(fence)
+            await fencing.remove(fence)
             raise
         if obstacle:
-            await fencing.take(fence)
+            await fencing.remove(fence)
         return obstacle, fence
 
     def start(self, container_id: str, carries: CpuSet, fence: Fence | None = None) -> InflightCall:
@@ -256,7 +256,7 @@ class CallTracker:
         """Record that no caller waits for a start or update any more; the runtime may still execute it."""
         self._context.store.handle(CallOrphaned(call, self._context.clock()))
 
-    def suspect(self) -> Iterator[None]:
+    def register_suspected_calls(self) -> Iterator[None]:
         """When the daemon starts, record the calls that the runtime may still execute for an earlier daemon.
 
         The calls that a replaced daemon still relays are known (``former_calls``). Which other calls there
@@ -299,7 +299,7 @@ class CallTracker:
         context, now = self._context, self._context.clock()
         for call in context.state.inflight.orphans():
             yield
-            held = self._confinement.holds(call) or self.former_calls.holds(call)
+            held = self._confinement.may_still_run(call) or self.former_calls.is_relayed(call)
             phase = phase_of(call.container_id)
             for effect in context.store.handle(OrphanListed(call, phase, requested_at, now, held)):
                 if isinstance(effect, OrphanOver):

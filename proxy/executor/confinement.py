@@ -30,7 +30,7 @@ compared as after any start.
 
 After a restart of the daemon, the start of a created container that has a cgroup may hang: the earlier daemon
 may have admitted an owner in spite of it. Such a container is confined, too, until the runtime's list shows
-how the start ended, or its cgroup is gone (``recall``).
+how the start ended, or its cgroup is gone (``confine_orphaned_calls``).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Confinement:
         self._drift = drift
         self._fencing = fencing
         drift.watch.report_first(self.narrow_written)
-        self._watches_confined = False
+        self._is_watching = False
         self._absent = set[str]()
         """Confined containers that have no cgroup yet: a limit on their pod's cgroup confines them."""
 
@@ -202,8 +202,8 @@ class Confinement:
         confined |= await self._narrow([call for call in calls if call.is_start])
         for call in calls:
             self._context.store.handle(CallConfined(call, call in confined))
-        if confined and not self._watches_confined:
-            self._watches_confined = True
+        if confined and not self._is_watching:
+            self._is_watching = True
             self._context.spawn(self._watch_confined())
         return confined
 
@@ -222,7 +222,7 @@ class Confinement:
         for call in calls:
             if call.container_id in located:
                 context.store.handle(CallConfined(call, confined=True))  # otherwise, it would not be written
-        located -= await self._follow(located)
+        located -= await self._write_confined(located)
         self._absent.difference_update(located)
         self._absent.update(container_id for container_id in ids if container_id not in located)
         return {call for call in calls if call.container_id in located}
@@ -233,7 +233,7 @@ class Confinement:
         candidates = ((i, state.containers.get(i)) for i in ids)
         return {i for i, container in candidates if container is not None and writer.path_of(container)}
 
-    async def _follow(self, ids: Collection[str]) -> set[str]:
+    async def _write_confined(self, ids: Collection[str]) -> set[str]:
         """Write the cpusets of confined containers; returns the ids of those that have no cgroup.
 
         A write that the kernel refuses is repeated a few times, whatever the reason: until one succeeds, the
@@ -268,7 +268,7 @@ class Confinement:
 
     async def _narrow_again(self, ids: list[str]) -> None:
         await self._fencing.restore(ids)
-        await self._follow(ids)
+        await self._write_confined(ids)
 
     async def _watch_confined(self) -> None:
         """Check confined containers until there are none: a cgroup may be gone, a report may be missing."""
@@ -282,7 +282,7 @@ class Confinement:
                 await self._narrow_starts([call for call in starts if call.container_id not in self._absent])
             self._absent.clear()
         finally:
-            self._watches_confined = False
+            self._is_watching = False
 
     async def _narrow_starts(self, starts: list[InflightCall]) -> None:
         """Narrow confined containers again; a start without a cgroup stays confined only if it is fenced."""
@@ -296,7 +296,7 @@ class Confinement:
 
     # -- calls without a waiting client --------------------------------------------------------------------
 
-    async def recall(self) -> None:
+    async def confine_orphaned_calls(self) -> None:
         """Confine created containers that have a cgroup and may have a start without a waiting client.
 
         When the node is taken over again (a release is undone), owners get their CPUs back without waiting
@@ -334,7 +334,7 @@ class Confinement:
         """Return whether a known start can be confined before its container has a cgroup."""
         return not call.suspected and self._has_fence(call.container_id)
 
-    def holds(self, inflight_call: InflightCall) -> bool:
+    def may_still_run(self, inflight_call: InflightCall) -> bool:
         """Return whether a start without a waiting client must not be ended by the passing of time alone.
 
         As long as the container's cgroup exists, the runtime may continue with the start. If the create makes

@@ -14,7 +14,7 @@ from typing import cast
 
 from msgspec import Struct, structs
 
-from proxy.engine.call_events import ContainersUnsaved
+from proxy.engine.call_events import RuntimeSyncDue
 from proxy.engine.enforcement_state import Enforcement, canonical
 from proxy.engine.node import Node
 from proxy.engine.node_events import EnforcementChanged, EnforcementPaused, ModeChanged
@@ -165,7 +165,7 @@ class NodeContext(BackgroundTasks):
 
     def sync_later(self, *ids: str) -> None:
         """Send the CPUs of some containers to the runtime later."""
-        self.store.handle(ContainersUnsaved(ids))
+        self.store.handle(RuntimeSyncDue(ids))
 
     def report_errors(self, done: WriteResult, *, is_complete: bool = False) -> None:
         """Report cpusets that could not be written, and resolve the reports of those written since.

@@ -75,7 +75,7 @@ class CpusetMems:
 
     async def once(self) -> None:
         """Compare the memory nodes of all running containers with the kernel."""
-        context, held = self._context, self.known.held
+        context, held = self._context, self.known.as_planned
         state = context.state
         running = [
             c for c in state.containers.values() if c.phase is Phase.RUNNING and applies_to(state, c.pod)
@@ -131,7 +131,7 @@ class CpusetMems:
             cgroups.write(path, None, done.write)
         if done.is_drift:
             result.repaired.append(container.id)
-        if done.is_right:
+        if done.is_as_planned:
             result.right[container.id] = want
         elif done.write is not None:
             result.wide[container.id] = done.write

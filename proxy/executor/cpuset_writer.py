@@ -87,7 +87,7 @@ class CpusetWriter:
         self._missed: dict[str, tuple[Phase, int]] = {}
         """How often the cgroup of each container was not found in its phase."""
         self._removed: dict[str, str] = {}
-        self._held: dict[str, CpuSet] = {}
+        self._last_written: dict[str, CpuSet] = {}
         self._refused: set[str] = set()
         self._passes = 0
         self._be_groups = BeGroups(cgroups)
@@ -143,25 +143,25 @@ class CpusetWriter:
                     self._one(container, done)
         state = self._state()
         if not self._ended and state.node.be_cpuset is BeCpuset.ERASE:
-            done.group_errors = self._be_groups.follow(state, self._paths)
+            done.group_errors = self._be_groups.write(state, self._paths)
             done.errors += done.group_errors
         done.seconds = time.perf_counter() - began
         return done
 
-    def write_all(self, leave: Collection[str] = ()) -> WriteResult:
-        """Write the cpusets of all containers except those in ``leave``, then those of the sandboxes."""
+    def write_all(self, skip: Collection[str] = ()) -> WriteResult:
+        """Write the cpusets of all containers except those in ``skip``, then those of the sandboxes."""
         state = self._state()
         containers = state.containers
         self._passes += 1
         self._paths = {k: v for k, v in self._paths.items() if k in containers}
-        self._held = {k: v for k, v in self._held.items() if k in containers}
+        self._last_written = {k: v for k, v in self._last_written.items() if k in containers}
         self._missed = {k: v for k, v in self._missed.items() if k in containers}
         self._removed = {k: v for k, v in self._removed.items() if k in containers}
         self._refused = {k for k in self._refused if k in containers}
-        wanted = [c for c in containers.values() if not (c.id in leave or self._is_missing(c))]
+        wanted = [c for c in containers.values() if not (c.id in skip or self._is_missing(c))]
         done = self._write(state, *_sharers_first(state, wanted))
         if not self._is_paused():
-            done.notes += self.sandbox_cgroups.follow(self._state())
+            done.notes += self.sandbox_cgroups.write_all(self._state())
         return done
 
     def write_pools(self) -> WriteResult:
@@ -184,16 +184,18 @@ class CpusetWriter:
 
     def _may_exceed(self, state: NodeState, owner: Container) -> bool:
         """Return whether an owner's cgroup is not known to hold its own CPUs."""
-        return owner.phase is Phase.RUNNING and self._held.get(owner.id) != state.desired_cpus(owner)
+        return owner.phase is Phase.RUNNING and self._last_written.get(owner.id) != state.desired_cpus(owner)
 
     def write_sandboxes(self) -> WriteResult:
         """Move sandboxes off CPUs that are owned."""
-        return WriteResult(notes=[] if self._is_paused() else self.sandbox_cgroups.leave(self._state()))
+        return WriteResult(
+            notes=[] if self._is_paused() else self.sandbox_cgroups.move_off_owned_cpus(self._state())
+        )
 
     def write_groups(self) -> WriteResult:
         """Write the cgroups of BestEffort pods, also for containers that are not started yet."""
         return WriteResult(
-            notes=[] if self._is_paused() else self._be_groups.follow(self._state(), self._paths)
+            notes=[] if self._is_paused() else self._be_groups.write(self._state(), self._paths)
         )
 
     def make_room(self, container: Container) -> WriteResult:
@@ -240,14 +242,16 @@ class CpusetWriter:
 
     def last_written(self, container_id: str) -> CpuSet | None:
         """Return the cpuset last written for a container; None if a call in flight may write another one."""
-        return None if self._state().inflight.is_busy(container_id) else self._held.get(container_id)
+        return None if self._state().inflight.is_busy(container_id) else self._last_written.get(container_id)
 
     def forget(self, ids: Collection[str] | None = None) -> None:
         """Drop the record of the last written cpusets (of all containers if None).
 
         A different value in the kernel is then no drift.
         """
-        self._held = {} if ids is None else {i: cpus for i, cpus in self._held.items() if i not in ids}
+        self._last_written = (
+            {} if ids is None else {i: cpus for i, cpus in self._last_written.items() if i not in ids}
+        )
 
     def path_of(self, container: Container) -> str | None:
         """Return the path of a container's cgroup; None if none can be found. For the kernel worker only."""
@@ -268,7 +272,7 @@ class CpusetWriter:
         """
         remaining: list[str] = []
         sets: dict[tuple[int, int], tuple[CpuSet, CpuSet | None, list[str], list[str]]] = {}
-        known, gone, held = self._paths, self._removed, self._held
+        known, gone, held = self._paths, self._removed, self._last_written
         for container in containers:
             if not self.is_live(container):
                 continue
@@ -296,10 +300,10 @@ class CpusetWriter:
                 if written is None:
                     remaining.append(container_id)
                 else:
-                    self._holds(container_id, want, done, written=written)
+                    self._record_cpuset(container_id, want, done, written=written)
         return remaining
 
-    def _holds(self, container_id: str, want: CpuSet, done: WriteResult, *, written: bool) -> None:
+    def _record_cpuset(self, container_id: str, want: CpuSet, done: WriteResult, *, written: bool) -> None:
         """Record that a container's cgroup holds the wanted cpuset."""
         # While the runtime executes a call that writes this cpuset, a different value is no drift.
         busy = self._state().inflight.is_busy(container_id)
@@ -307,12 +311,12 @@ class CpusetWriter:
         if written or container_id in self._refused:
             done.written.append(container_id)
             self._refused.discard(container_id)
-        if written and not busy and self._held.get(container_id) == want:
+        if written and not busy and self._last_written.get(container_id) == want:
             done.drifted.append(container_id)
         if busy:
-            self._held.pop(container_id, None)
+            self._last_written.pop(container_id, None)
         else:
-            self._held[container_id] = want
+            self._last_written[container_id] = want
         if self._missed or self._removed:
             self._missed.pop(container_id, None)
             self._removed.pop(container_id, None)
@@ -326,7 +330,7 @@ class CpusetWriter:
         self._missed.pop(container.id, None)
         try:
             written = self.cgroups.write(path, want, None)
-            self._holds(container.id, want, done, written=written)
+            self._record_cpuset(container.id, want, done, written=written)
         except CgroupError as error:
             if error.errno not in GONE:
                 done.errors.append(str(error))

@@ -81,7 +81,7 @@ class CreateDecisions:
             context.telemetry.count(metrics.CONTAINERS_WOULD_MOVE, len(plan.shrink))
         elif not decided.withdrawn:  # otherwise, it was placed and counted before
             context.telemetry.count(metrics.CREATES_PLACED)
-        self.report(plan, applied=applied, cpus=answer.sent if type(answer) is Forward else None)
+        self.report(plan, applied=applied, cpus=answer.planned_cpus if type(answer) is Forward else None)
         return decided
 
     def _report_refusal(self, plan: Plan, pod: Pod, name: str) -> None:
@@ -169,7 +169,9 @@ class CreateDecisions:
         assert container is not None
         if explanation is None:
             cpus = context.store.state.desired_cpus(container) if cpus is None else cpus
-            context.history.note_simple(context.wall_clock(), container, cpus, applied=applied, event=event)
+            context.history.note_without_explanation(
+                context.wall_clock(), container, cpus, applied=applied, event=event
+            )
         else:
             if not applied or event != explanation.event:
                 explanation = structs.replace(explanation, applied=applied, event=event)

@@ -106,7 +106,7 @@ class DecisionHistory:
         else:
             self._mark_removed(container_id, record)
 
-    def note_simple(
+    def note_without_explanation(
         self, when: float, container: Container, cpus: CpuSet, *, applied: bool = True, event: str = CREATE
     ) -> None:
         """Record a placement for which nothing was weighed.

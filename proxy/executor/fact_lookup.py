@@ -308,9 +308,9 @@ class KubeletCpus:
             context.report_internal_error(error)
         else:
             context.telemetry.resolved(STATE_FILE_LATE)
-            self._follow(manager)
+            self._apply_read(manager)
 
-    def _follow(self, manager: CpuManager) -> None:
+    def _apply_read(self, manager: CpuManager) -> None:
         context = self._context
         for effect in context.store.handle(KubeletCpusRead(manager, self._counts(manager.held))):
             if type(effect) is KubeletCpusChanged:

@@ -3,7 +3,7 @@
 What this daemon knows about them depends on how that run ended. After a crash, or a stop, its connections
 have ended: a runtime cancels the calls that it was carrying out, and a call that it does not cancel takes
 milliseconds. So each container that may be changed has an update that is *suspected*, for ``ORPHAN_GRACE_S``,
-and a start too if it may be starting (``call_tracker.suspect``).
+and a start too if it may be starting (``call_tracker.register_suspected_calls``).
 
 A daemon that was replaced (``proxy.succession``) still relays: its clients wait, and a start or an update may
 hang for minutes and is carried out anyway. It names these calls when it hands over, and names each call again
@@ -53,7 +53,8 @@ class FormerCalls:
 
     Attributes:
         possible: Whether there may be such calls.
-        answered: Tokens of sandboxes whose calls are over, until the runtime's list has shown the outcome.
+        ended_sandbox_calls: Tokens of sandboxes whose calls are over, until the runtime's list has shown the
+            outcome.
     """
 
     def __init__(self, context: NodeContext) -> None:
@@ -67,7 +68,7 @@ class FormerCalls:
         self._relayed: dict[str, RelayedCall] = {}
         self._inflight_calls: dict[str, InflightCall] = {}
         self._created: dict[str, float] = {}
-        self.answered = frozenset[str]()
+        self.ended_sandbox_calls = frozenset[str]()
         self._report: Callable[[str], None] = lambda name: None
         self._ended = asyncio.Event()
         self._ended.set()
@@ -112,7 +113,7 @@ class FormerCalls:
             found.append(inflight_call)
         return found
 
-    def holds(self, call: InflightCall) -> bool:
+    def is_relayed(self, call: InflightCall) -> bool:
         """Return whether a call is still relayed: the passing of time does not end it."""
         return call in self._inflight_calls.values()
 
@@ -137,7 +138,7 @@ class FormerCalls:
         if call.method == "CreateContainer":
             self._created[call.target] = now
         elif call.method == "RunPodSandbox":
-            self.answered |= {call.target}
+            self.ended_sandbox_calls |= {call.target}
         context.reconcile_requested.set()
         self._report(name)
         if not self._relayed:
@@ -148,7 +149,7 @@ class FormerCalls:
         for name in list(self._relayed):
             self.over(name)
 
-    def report(self, report: Callable[[str], None]) -> None:
+    def report_ends_to(self, report: Callable[[str], None]) -> None:
         """Pass the name of each call that is over to a function: this daemon is being replaced, too."""
         self._report = report
 

@@ -105,7 +105,7 @@ class HookOverrides(Observer):
         verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", message)
         context.history.note(context.wall_clock(), explain(EVENT, pod, "", pod.attempt, Request(), verdict))
 
-    def take_back(self) -> None:
+    def withdraw_extra_cpus(self) -> None:
         """Withdraw owned CPUs that hooks gave to other containers while the configuration allowed it."""
         context = self._context
         containers = context.state.containers.values()

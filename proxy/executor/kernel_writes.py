@@ -50,7 +50,7 @@ class KernelWrites(Observer):
     def __init__(self, context: NodeContext) -> None:
         self._context = context
         self._write: Write = context.cpuset_writer.write
-        self._noted: list[Callable[[WriteResult], None]] = []
+        self._subscribers: list[Callable[[WriteResult], None]] = []
         self._postponed = set[str]()
         context.store.perform_by(WriteCpusets, lambda effect: self.write_soon(list(effect.ids)))
 
@@ -58,9 +58,9 @@ class KernelWrites(Observer):
         """Write containers by a function that does more than ``CpusetWriter.write`` (``drift``)."""
         self._write = write
 
-    def subscribe(self, noted: Callable[[WriteResult], None]) -> None:
+    def subscribe(self, subscriber: Callable[[WriteResult], None]) -> None:
         """Notify a subscriber of the result of each pass of writes, from now on, on the event loop."""
-        self._noted.append(noted)
+        self._subscribers.append(subscriber)
 
     def changed(self, change: Change) -> None:
         """See ``Observer``."""
@@ -97,12 +97,12 @@ class KernelWrites(Observer):
 
     async def run(self, job: Callable[P, WriteResult], *args: P.args, **kwargs: P.kwargs) -> WriteResult:
         """Run a job that writes cpusets, and process its result even if the caller no longer waits for it."""
-        return await self._context.kernel.run_noted(self.process_result, job, *args, **kwargs)
+        return await self._context.kernel.run_with_callback(self.process_result, job, *args, **kwargs)
 
     async def run_comparison(self, job: Callable[[], WriteResult]) -> WriteResult:
         """Run a job that compares all containers, as ``run`` does; the caller locates missing cgroups."""
         note = partial(self.process_result, locate_again=False)
-        return await self._context.kernel.run_noted(note, job)
+        return await self._context.kernel.run_with_callback(note, job)
 
     async def clear_sandboxes(self) -> None:
         """Keep all sandboxes, including new ones, off owned CPUs."""
@@ -154,8 +154,8 @@ class KernelWrites(Observer):
         context.telemetry.count(
             metrics.SANDBOXES_WRITTEN, context.cpuset_writer.sandbox_cgroups.written - known
         )
-        for noted in self._noted:
-            noted(done)
+        for subscriber in self._subscribers:
+            subscriber(done)
         for note in done.notes:
             context.telemetry.problem(CANNOT_WRITE_GROUP, reason=note)
         if done.written:
@@ -192,7 +192,7 @@ class CgroupLocator:
         self.obstacles: dict[str, str] = {}
         self._rounds = 0
 
-    def recall(self) -> None:
+    def remember_recorded_paths(self) -> None:
         """Pass the paths in the ledger to all cgroup trees; costs a few stat calls per such container."""
         for container in self._context.state.containers.values():
             if container.cgroup and self.places is not None:

@@ -105,14 +105,14 @@ class LedgerRecovery:
         context.store.handle(read)
         self._recall_enforcement(entries.get(ENFORCEMENT_RECORD))
         yield
-        yield from self._call_tracker.suspect()
+        yield from self._call_tracker.register_suspected_calls()
         report_overcommitted_memory(context)
         for container in context.state.containers.values():
             cpus, applied = context.state.desired_cpus(container), applies_to(context.state, container.pod)
             now = context.wall_clock()
-            context.history.note_simple(now, container, cpus, applied=applied, event=RESTORED)
+            context.history.note_without_explanation(now, container, cpus, applied=applied, event=RESTORED)
             yield
-        self._cgroup_locator.recall()
+        self._cgroup_locator.remember_recorded_paths()
 
     def _recorded_devices(
         self, entries: Mapping[str, Mapping[str, object]]

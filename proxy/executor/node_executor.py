@@ -174,7 +174,7 @@ class NodeExecutor(NodeContext):
             subscribe(self.partitions)
         self.drift = drift = Drift(self, writes, kubelet_cpus, others.write_events)
         self.unit_properties = unit_properties = UnitProperties(
-            self, writes, drift.suspect, others.units, others.fences
+            self, writes, drift.compare_soon, others.units, others.fences
         )
         self.cgroup_locator = CgroupLocator(self, writes, others.group_locator)
         self.confinement = Confinement(self, writes, drift, unit_properties.fencing)

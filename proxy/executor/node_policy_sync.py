@@ -77,7 +77,7 @@ class NodePolicySync:
         """The newest Node object read; None if there is none, or it could never be read."""
         return self._context.state.facts.node_meta
 
-    async def follow(self, worker: Worker) -> None:
+    async def refresh(self, worker: Worker) -> None:
         """Read the Node object and the labels of namespaces in a worker, and apply them."""
         try:
             meta = None
@@ -86,13 +86,13 @@ class NodePolicySync:
                     meta = await worker.run(self._source.read)
                 if self._namespaces is not None:
                     self._labels = await worker.run(self._namespaces.read)
-            self._follow(NodePolicyRead(self.configured, self._options, meta, self._labels))
+            self._apply_read(NodePolicyRead(self.configured, self._options, meta, self._labels))
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the reconcile
             self._context.report_internal_error(error)
 
     def apply(self) -> None:
         """Apply the policy that follows from the known facts."""
-        self._follow(self._read(self.configured, self._options))
+        self._apply_read(self._read(self.configured, self._options))
 
     def reconfigured(self, configured: Node, options: TopologyOptions) -> Callable[[], None]:
         """Prepare for another configuration of topoproxy.
@@ -120,7 +120,7 @@ class NodePolicySync:
     def _read(self, configured: Node, options: TopologyOptions) -> NodePolicyRead:
         return NodePolicyRead(configured, options, self.meta, self._labels)
 
-    def _follow(self, read: NodePolicyRead) -> None:
+    def _apply_read(self, read: NodePolicyRead) -> None:
         """Have a policy take effect, and report what has changed."""
         telemetry = self._context.telemetry
         for effect in self._context.store.handle(read):

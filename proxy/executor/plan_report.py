@@ -51,7 +51,7 @@ def _sums(rows: Sequence[ContainerDifference], refused: Sequence[RememberedDecis
         "applied": sum(row.applied for row in rows),
         "unchanged": sum(not row.is_changed and row.cpus is not None for row in rows),
         "pins": sum(row.change is PlanChange.PIN for row in rows),
-        "moves": sum(row.change is PlanChange.MOVE for row in rows),
+        "moves": sum(row.change is PlanChange.JOIN_POOL for row in rows),
         "drift": sum(row.change is PlanChange.DRIFT for row in rows),
         "cfs_quotas": len(limited) + sum(row.quota is not None for row in rows),
         "memory_nodes": sum(row.rebinds_memory for row in rows),

@@ -159,7 +159,7 @@ class OwnerQuotas(Observer):
                 "cannot use a record of the ledger", record=key, err="it is not a CFS quota"
             )
 
-    def off(self, container: Container) -> bool:
+    def must_be_off(self, container: Container) -> bool:
         """Return whether a container's quota must be off now."""
         return engine.must_have_no_quota(self._context.state, container)
 
@@ -234,13 +234,13 @@ class OwnerQuotas(Observer):
         """Record that the runtime has saved a quota (0: the call carried none)."""
         self._context.store.handle(engine.QuotaSaved(container_id, quota))
 
-    def send(self, ids: Iterable[str]) -> None:
+    def mark_unsent(self, ids: Iterable[str]) -> None:
         """Send the quotas of containers to the runtime, which has saved other ones."""
         if chosen := tuple(ids):
             self._context.store.handle(engine.QuotasUnsent(chosen))
             self._context.sync_later(*chosen)
 
-    def refused(self, container_id: str) -> None:
+    def quota_refused(self, container_id: str) -> None:
         """Record that the runtime refused a quota: the one in the kernel is in effect; resending can wait."""
         self._restoring.failed(CONTAINER_QUOTA + container_id)
 
@@ -248,7 +248,7 @@ class OwnerQuotas(Observer):
         """Restore soon the quotas that need not be off: a container came, started, exited or went."""
         if self.known.records and self.active and not self._is_due:
             self._is_due = True
-            self._context.spawn(self._follow())
+            self._context.spawn(self._restore_due())
 
     def _restore_pod_soon(self, container: Container) -> None:
         """Restore soon the quotas of a container's pod: the number of its containers may have changed."""
@@ -260,14 +260,14 @@ class OwnerQuotas(Observer):
                 self.restore_soon()
                 return
 
-    async def _follow(self) -> None:
+    async def _restore_due(self) -> None:
         self._is_due = False
         async with self._lock:
             await self._restore()
 
     async def before_start(self, container: Container) -> None:
         """Remove the quota of a container's pod, if the container must run without one."""
-        if not self.off(container):
+        if not self.must_be_off(container):
             return
         places = engine.removable(self._context.state, (container,))
         try:
@@ -320,7 +320,9 @@ class OwnerQuotas(Observer):
         self._report(errors, self._removing)
         self._not_removed = (self._not_removed - limited.keys()) | {key for key, _ in errors}
         context.telemetry.count(metrics.CFS_QUOTAS_REMOVED, len(limited) - len(errors))
-        self.send(key.removeprefix(CONTAINER_QUOTA) for key in limited if key.startswith(CONTAINER_QUOTA))
+        self.mark_unsent(
+            key.removeprefix(CONTAINER_QUOTA) for key in limited if key.startswith(CONTAINER_QUOTA)
+        )
         self.restore_soon()  # a container may have exited since
 
     async def _restore(self) -> None:
@@ -328,7 +330,7 @@ class OwnerQuotas(Observer):
         later = frozenset(key for key in self.known.records if not self._restoring.due(key))
         effects = context.store.handle(engine.QuotasToRestore(later))
         send, write = next((e.send, e.write) for e in effects if type(e) is engine.RestoreQuotas)
-        self.send(send)
+        self.mark_unsent(send)
         if groups is None or not write:
             return
         # Containers ("qc/") before pods ("q/").

@@ -37,13 +37,13 @@ class Check(Struct, frozen=True):
         return {"name": self.name, "ok": not self.reason, "reason": self.reason, "required": self.required}
 
 
-def required_checks(context: NodeContext, sync: Reconciler) -> list[Check]:
+def required_checks(context: NodeContext, reconciler: Reconciler) -> list[Check]:
     """Return the checks that decide whether the node is ready. They do no input or output."""
     stuck = context.health.stuck()
     state = "" if context.reconciled.is_set() else "the state has not been compared with the runtime yet"
-    if state and sync.connected and sync.failure:
-        state = f"{state}: {sync.failure}"
-    runtime = "" if sync.connected else sync.failure or "the runtime has not answered yet"
+    if state and reconciler.connected and reconciler.failure:
+        state = f"{state}: {reconciler.failure}"
+    runtime = "" if reconciler.connected else reconciler.failure or "the runtime has not answered yet"
     workers = "; ".join(f"the {name} worker has been at one job for {s:.0f} s" for name, s in stuck.items())
     return [Check("runtime", runtime, True), Check("state", state, True), Check("workers", workers, True)]
 

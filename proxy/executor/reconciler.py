@@ -71,7 +71,7 @@ NOT_RECONCILED = "cannot reconcile with the runtime"
 KERNEL_LATE = "cannot compare with the kernel in time"
 
 
-class PassParts(Protocol):
+class ReconcileParts(Protocol):
     """The parts of the executor (``node_executor``) that a reconcile uses."""
 
     writes: KernelWrites
@@ -101,14 +101,15 @@ class ListRequest(Struct, frozen=True):
         at: The time.
         containers: The ids of the known containers.
         pods: The ids of the known sandboxes, without those whose create is under way.
-        answered: Tokens of sandboxes whose calls an earlier daemon relayed, if these calls are over.
+        ended_sandbox_calls: Tokens of sandboxes whose calls an earlier daemon relayed, if these calls are
+            over.
     """
 
     change: int
     at: float
     containers: frozenset[str]
     pods: frozenset[str]
-    answered: frozenset[str]
+    ended_sandbox_calls: frozenset[str]
 
 
 class Reconciler:
@@ -120,7 +121,7 @@ class Reconciler:
         runtime_version: Name and version of the runtime.
     """
 
-    def __init__(self, context: NodeContext, parts: PassParts) -> None:
+    def __init__(self, context: NodeContext, parts: ReconcileParts) -> None:
         """Prepare; the first reconcile begins with ``run`` or ``once``.
 
         Args:
@@ -140,7 +141,7 @@ class Reconciler:
             parts.call_tracker.lookups,
         )
         self._missing_cgroups = MissingCgroups(context, parts.cgroup_locator)
-        self._comparing: asyncio.Future[WriteResult] | None = None
+        self._cpuset_comparison: asyncio.Future[WriteResult] | None = None
         self.connected = False
         self._outage_reported = False
         self.failure = ""
@@ -161,7 +162,7 @@ class Reconciler:
             except Exception as error:  # noqa: BLE001  whatever the error, the next reconcile must come
                 self._failed(error)
                 wait = min(wait, again.next())
-            if context.state.runtime.lost or context.state.inflight.unattended():
+            if context.state.runtime.lost_creates or context.state.inflight.unattended():
                 wait = min(wait, GRACE_S)
             try:
                 # Not wait_for: in Python 3.11 it may swallow a cancellation.
@@ -206,29 +207,29 @@ class Reconciler:
             state.runtime.changes.number,
             context.clock(),
             frozenset(state.containers),
-            frozenset(state.pods) - state.runtime.arriving,
-            self._parts.call_tracker.former_calls.answered,
+            frozenset(state.pods) - state.runtime.arriving_sandboxes,
+            self._parts.call_tracker.former_calls.ended_sandbox_calls,
         )
         await self._refresh_facts()
         listing = self._parts.runtime_events.corrected(await self._worker.run(listed, context.runtime))
         self.connected, self._outage_reported, self.failure = True, False, ""
         turns = TimeSlices()
-        self._resolve(listing, request.change)
-        self._end_relayed(listing, request.answered)
-        await self._compare(listing, request, turns)
+        self._resolve_lost_creates(listing, request.change)
+        self._end_relayed(listing, request.ended_sandbox_calls)
+        await self._update_phases(listing, request, turns)
         await turns.turn()
         await self.adoption.adopt(self._unknown(listing), listing, request.change)
         await turns.now()
         if not context.reconciled.is_set():
             self._learn_labels(listing)
-            await turns.through(self._parts.call_tracker.suspect())
+            await turns.through(self._parts.call_tracker.register_suspected_calls())
         await turns.turn()
         self._parts.runtime_events.caught_up()
         if not listing.unread_pods and not listing.unread_containers:
             context.store.handle(RuntimeListed(listing.pods, listing.containers, request.change))
         if applies_to(context.state, None):
-            await self._parts.confinement.recall()
-            await self._repair(listing, request.change)
+            await self._parts.confinement.confine_orphaned_calls()
+            await self._reconcile_kernel(listing, request.change)
         else:
             context.forget_errors()
             self._missing_cgroups.report(())
@@ -236,7 +237,7 @@ class Reconciler:
         context.telemetry.count(metrics.RECONCILES)
         context.telemetry.resolved(NOT_RECONCILED)
         if not context.reconciled.is_set():
-            self._end_first_pass()
+            self._end_recovery()
 
     async def _refresh_facts(self) -> None:
         """Read the hardware, kubelet's CPUs and the policy; also the runtime's version, if it was away."""
@@ -245,15 +246,15 @@ class Reconciler:
             await self._parts.cgroup_locator.query_cgroup_driver(self._worker)
         await self._parts.hotplug.reread()
         await self._parts.kubelet_cpus.refresh(self._worker)
-        await self._parts.node_policy.follow(self._worker)
+        await self._parts.node_policy.refresh(self._worker)
 
-    def _end_relayed(self, listing: Listing, answered: frozenset[str]) -> None:
+    def _end_relayed(self, listing: Listing, ended_sandbox_calls: frozenset[str]) -> None:
         """Record what became of sandboxes whose calls an earlier daemon relayed, if the list shows it."""
         if listing.unread_pods:
             return
-        for token in answered:
-            self._parts.sandboxes.relayed(token, listing.pods.values())
-        self._parts.call_tracker.former_calls.answered -= answered
+        for token in ended_sandbox_calls:
+            self._parts.sandboxes.resolve_relayed(token, listing.pods.values())
+        self._parts.call_tracker.former_calls.ended_sandbox_calls -= ended_sandbox_calls
 
     def _unknown(self, listing: Listing) -> list[RuntimeContainer]:
         """Return the listed containers that the state has neither by id nor as creates without an answer."""
@@ -268,7 +269,7 @@ class Reconciler:
             and not listing.is_dead(c)
         ]
 
-    def _end_first_pass(self) -> None:
+    def _end_recovery(self) -> None:
         """End the recovery after a start of the daemon: calls that need a decision wait no longer."""
         context = self._context
         self._mark_reconciled()
@@ -298,10 +299,10 @@ class Reconciler:
         context.sync_later(*running)
         self._parts.unit_properties.changed(running)
 
-    async def _repair(self, listing: Listing, began: int) -> None:
+    async def _reconcile_kernel(self, listing: Listing, began: int) -> None:
         """Write what differs in the kernel, and report running containers without a cgroup."""
         context = self._context
-        done = await self._compared()
+        done = await self._compare_cpusets()
         if done is None:
             return
         context.telemetry.resolved(KERNEL_LATE)
@@ -315,17 +316,17 @@ class Reconciler:
         if self._parts.partitions is not None:
             await self._additional_job(self._parts.partitions.once())
 
-    async def _compared(self) -> WriteResult | None:
+    async def _compare_cpusets(self) -> WriteResult | None:
         """Compare all containers with the kernel; None on a timeout: the next reconcile has the result.
 
         A reconcile does not wait for a kernel that hangs: calls that wait after a start of the daemon need
         only what the runtime reports.
         """
-        late, self._comparing = self._comparing, None
+        late, self._cpuset_comparison = self._cpuset_comparison, None
         comparing = late or asyncio.ensure_future(self._parts.drift.compare_all())
         await asyncio.wait((comparing,), timeout=STUCK_S)
         if not comparing.done():
-            self._comparing = comparing
+            self._cpuset_comparison = comparing
             self._context.telemetry.problem(KERNEL_LATE, seconds=STUCK_S)
             return None
         return comparing.result()
@@ -354,11 +355,11 @@ class Reconciler:
 
     # -- parts of a reconcile -----------------------------------------------------------------------------
 
-    def _resolve(self, listing: Listing, began: int) -> None:
+    def _resolve_lost_creates(self, listing: Listing, began: int) -> None:
         """Find out how creates ended if their answer was lost."""
         context = self._context
         listed = {(c.sandbox_id, c.name, c.attempt): c.id for c in listing.containers.values()}
-        for token, since in context.state.runtime.lost.items():
+        for token, since in context.state.runtime.lost_creates.items():
             container = context.state.containers.get(token)
             if container is None:
                 self._parts.lifecycle.failed(token)
@@ -389,7 +390,7 @@ class Reconciler:
         over = listing.lacks_pod(sandbox_id) if pod is None else not pod.ready
         return not self._context.reconciled.is_set() and over
 
-    async def _compare(self, listing: Listing, request: ListRequest, turns: TimeSlices) -> None:
+    async def _update_phases(self, listing: Listing, request: ListRequest, turns: TimeSlices) -> None:
         """Update the phases in the state from the list, with turns of the event loop in between.
 
         A list is already old when it arrives. So it is ignored for containers that have changed since it was
@@ -415,7 +416,7 @@ class Reconciler:
         for container_id, phase in phases.items():
             await turns.turn()
             self._take_phase(container_id, phase, request.change)
-        await self._compare_pods(listing, request.pods, turns)
+        await self._update_sandboxes(listing, request.pods, turns)
 
     async def _remove_absent(self, ids: list[str], turns: TimeSlices) -> None:
         """Remove containers that the runtime no longer has, a few in one turn of the event loop."""
@@ -442,7 +443,7 @@ class Reconciler:
         elif not (recorded.phase is Phase.RUNNING and phase is Phase.CREATED):
             self._parts.lifecycle.phase(container_id, phase)
 
-    async def _compare_pods(self, listing: Listing, known: frozenset[str], turns: TimeSlices) -> None:
+    async def _update_sandboxes(self, listing: Listing, known: frozenset[str], turns: TimeSlices) -> None:
         """Record which sandboxes have stopped or are missing in the list."""
         # A sandbox's own process may die before its containers, which keep their CPUs until they end.
         alive = {c.sandbox_id for c in listing.containers.values() if c.phase is Phase.RUNNING}
@@ -451,7 +452,7 @@ class Reconciler:
             pod = listing.pods.get(sandbox_id)
             if pod is None:
                 if listing.lacks_pod(sandbox_id):
-                    self._parts.sandboxes.missing(sandbox_id, listing.pods.values())
+                    self._parts.sandboxes.handle_missing(sandbox_id, listing.pods.values())
             elif not pod.ready and sandbox_id not in alive:
                 self._parts.sandboxes.stopped(sandbox_id)
 

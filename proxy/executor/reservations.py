@@ -138,16 +138,20 @@ class Reservations:
         reservation = Reservation(ReservationKind.START, (container.id,), cpus, ref=container.ref)
         return await self.carry_out(reservation, ReservationRun(""))
 
-    async def replace(self, containers: tuple[Container, ...], cpus: CpuSet, instead: CpuSet) -> Reservation:
+    async def replace(
+        self, containers: tuple[Container, ...], cpus: CpuSet, current_replacement: CpuSet
+    ) -> Reservation:
         """Give an owner CPUs in place of offline ones.
 
         Args:
             containers: The containers that share the owner's CPUs.
             cpus: The CPUs.
-            instead: The CPUs that they have in place of offline ones already.
+            current_replacement: The CPUs that they have in place of offline ones already.
         """
         first, ids = containers[0], tuple(container.id for container in containers)
-        reservation = Reservation(ReservationKind.REPLACEMENT, ids, cpus, ref=first.ref, previous=instead)
+        reservation = Reservation(
+            ReservationKind.REPLACEMENT, ids, cpus, ref=first.ref, previous=current_replacement
+        )
         return await self.carry_out(reservation, self.run_for("instead", first))
 
     def run_for(self, kind: str, first: Container) -> ReservationRun:
@@ -178,7 +182,7 @@ class Reservations:
                 event = events.Interrupted()
                 continue
             if reservation.kind is ReservationKind.MOVE and not self._is_applied(reservation):
-                event = events.PlanWithdrawn()
+                event = events.PlanNoLongerApplied()
                 continue
             if run.client.is_disconnected():
                 reservation, _ = step(reservation, events.ClientDisconnected())
@@ -374,7 +378,7 @@ class Reservations:
 
     async def _read(self, reservation: Reservation, container_ids: tuple[str, ...]) -> Event:
         context = self._context
-        held = await context.kernel.run(self._held, container_ids or reservation.containers)
+        held = await context.kernel.run(self._read_cpus_in_effect, container_ids or reservation.containers)
         containers = context.state.containers
         if not container_ids:
             living = {container.id for container in self._living(reservation)}
@@ -388,7 +392,7 @@ class Reservations:
         ]
         return events.CpusetsRead(tuple(found), self._drift.contested(reservation.cpus))
 
-    def _held(self, ids: tuple[str, ...]) -> dict[str, CpuSet]:
+    def _read_cpus_in_effect(self, ids: tuple[str, ...]) -> dict[str, CpuSet]:
         """Read which CPUs containers are on; runs in the kernel worker."""
         context, found = self._context, dict[str, CpuSet]()
         for container_id in ids:

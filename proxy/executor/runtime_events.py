@@ -92,7 +92,7 @@ class RuntimeEvents(Observer):
         self._lifecycle = lifecycle
         self._events = events
         if events is not None:
-            events.unread = self.missed
+            events.unread = self.report_unreadable_event
         self.events_state = EventsState.OFF if events is None else EventsState.WAITING
         self._queue: deque[RuntimeEvent | EventsState] = deque()
         self._lock = threading.Lock()
@@ -152,9 +152,9 @@ class RuntimeEvents(Observer):
         self._put(EventsState.WAITING)
         return 0
 
-    def missed(self, message: str) -> None:
+    def report_unreadable_event(self, message: str) -> None:
         """Report an event that cannot be read, and request a reconcile; called from the thread."""
-        self._context.unreadable(message)
+        self._context.report_unreadable(message)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._context.reconcile_requested.set)
 

@@ -15,7 +15,7 @@ import contextlib
 from proxy.engine.call_events import ResendWanted, RuntimeSyncStarted, SavedCpusLearned
 from proxy.engine.node_effects import Change
 from proxy.engine.pod_fence import Fence
-from proxy.engine.runtime_sync_step import SyncStep, no_longer_passing, sync_step
+from proxy.engine.runtime_sync_step import SyncStep, no_longer_transient, sync_step
 from proxy.executor.adoption import saved_cpus
 from proxy.executor.background import Worker
 from proxy.executor.call_tracker import CallTracker
@@ -69,7 +69,7 @@ class RuntimeSync(Observer):
         """See ``Observer``."""
         if change.after.pools.be_now is None:
             return  # as nearly always: no cpuset is passing
-        if ids := no_longer_passing(change.before, change.after):
+        if ids := no_longer_transient(change.before, change.after):
             self._context.sync_later(*ids)
             self._unit_properties.changed(ids)
 
@@ -77,15 +77,15 @@ class RuntimeSync(Observer):
         """Send the CPUs of containers to the runtime until cancelled."""
         context = self._context
         while True:
-            while context.state.runtime.unsaved and (rate := context.options.settle_per_second) > 0:
+            while context.state.runtime.awaiting_sync and (rate := context.options.settle_per_second) > 0:
                 if await self._sync_next():
                     await asyncio.sleep(1 / rate)
             await context.runtime_sync_due.wait()
             context.runtime_sync_due.clear()
 
     async def _sync_next(self) -> bool:
-        """Handle the first of the unsaved containers; see ``_sync``."""
-        container_id = next(iter(self._context.state.runtime.unsaved))
+        """Handle the first of the containers that await a sync; see ``_sync``."""
+        container_id = next(iter(self._context.state.runtime.awaiting_sync))
         self._context.store.handle(RuntimeSyncStarted(container_id))
         return await self._sync(container_id)
 
@@ -109,7 +109,7 @@ class RuntimeSync(Observer):
         # While the fence was written, the container may have ended, or its pod may have been released.
         step = sync_step(context.state, container_id)
         if step not in _CALLING:
-            await fencing.take(fence)
+            await fencing.remove(fence)
             self._resend_after_call(container_id, step)
             return is_queried
         await self._send(context.state.containers[container_id], fence)
@@ -138,7 +138,7 @@ class RuntimeSync(Observer):
             await asyncio.sleep(AWAY_S)
             return
         except RuntimeCallError as error:
-            self._quotas.refused(container_id)
+            self._quotas.quota_refused(container_id)
             refused = "" if error.code == GrpcStatus.NOT_FOUND else str(error)
         except Exception as error:  # noqa: BLE001  one odd container must not stop the others
             context.report_internal_error(error)
@@ -200,7 +200,7 @@ class RuntimeSync(Observer):
         context = self._context
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
-                while context.state.runtime.unsaved and context.options.settle_per_second > 0:
+                while context.state.runtime.awaiting_sync and context.options.settle_per_second > 0:
                     await self._sync_next()
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class SandboxCgroups:
         self._passes = 0
         self.written = 0
 
-    def leave(self, state: NodeState) -> list[str]:
+    def move_off_owned_cpus(self, state: NodeState) -> list[str]:
         """Move sandboxes off CPUs that are outside of their pools.
 
         Returns:
@@ -81,7 +81,7 @@ class SandboxCgroups:
                 self._write(key, pod, known[0], _rest(known[1], pool, state.node.reserved), errors)
         return errors
 
-    def follow(self, state: NodeState) -> list[str]:
+    def write_all(self, state: NodeState) -> list[str]:
         """Compare all sandboxes and monitors with the CPUs that they should have, and write what differs.
 
         Returns:

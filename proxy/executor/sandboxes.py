@@ -17,7 +17,7 @@ from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import PodDecided
 from proxy.engine.pod_events import (
-    SandboxExpected,
+    PodChangedByHook,
     SandboxFailed,
     SandboxRemoved,
     SandboxRequested,
@@ -89,7 +89,7 @@ class Sandboxes:
         context.telemetry.count(metrics.PODS_REFUSED if applied else metrics.PODS_WOULD_REFUSE)
         context.rejections.rejected(pod, "", verdict, applied=applied)
 
-    def expect(self, pod: Pod) -> Pod:
+    def record_hook_change(self, pod: Pod) -> Pod:
         """Record a pod that hooks have changed while its sandbox is being made.
 
         Another process may get the answer, and kubelet's later calls show the pod as it was.
@@ -102,7 +102,7 @@ class Sandboxes:
         """
         if not pod.sandbox_id:
             pod = structs.replace(pod, sandbox_id=self._context.token("pod"))
-        self._context.store.handle(SandboxExpected(pod))
+        self._context.store.handle(PodChangedByHook(pod))
         return pod
 
     def failed(self, token: str) -> None:
@@ -111,19 +111,20 @@ class Sandboxes:
         context.history.removed(token)
         context.store.handle(SandboxFailed(token))
 
-    def running(self, pod: Pod, token: str = "", *, is_found: bool = False) -> None:
+    def running(self, pod: Pod, token: str = "", *, is_relayed_elsewhere: bool = False) -> None:
         """Record that a sandbox was created; what an earlier sandbox of the same pod still holds is released.
 
         Args:
             pod: The pod with the sandbox's id.
             token: The token under which it was admitted.
-            is_found: Whether the sandbox was found without the answer to its call, which did not arrive here.
+            is_relayed_elsewhere: Whether another process relayed the call, so that its answer did not come
+                here.
         """
         context = self._context
         context.bad_input.report_defects(pod)
         context.rejections.sandbox_runs(pod, applied=applies_to(context.state, pod))
         context.history.renamed(token, pod.sandbox_id)
-        context.store.handle(SandboxRunning(pod, token, is_found))
+        context.store.handle(SandboxRunning(pod, token, is_relayed_elsewhere))
         if context.state.owners and applies_to(context.state, None):
             context.spawn(self._writes.clear_sandboxes())
 
@@ -150,7 +151,7 @@ class Sandboxes:
         context.history.removed(sandbox_id)
         context.store.handle(SandboxRemoved(sandbox_id))
 
-    def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
+    def handle_missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
         """Handle a sandbox that is not listed: it is gone, or got its id while the daemon was down."""
         context = self._context
         pod = context.state.pods.get(sandbox_id)
@@ -160,7 +161,7 @@ class Sandboxes:
                 self.running(structs.replace(pod, sandbox_id=found))
         self.removed(sandbox_id)
 
-    def relayed(self, token: str, listed: Iterable[RuntimePod]) -> None:
+    def resolve_relayed(self, token: str, listed: Iterable[RuntimePod]) -> None:
         """Find out how the creation of a sandbox has ended, if another process had the answer.
 
         Args:
@@ -171,7 +172,7 @@ class Sandboxes:
         if pod is None:
             return  # a create has named the sandbox
         if found := _listed_as(pod, listed):
-            self.running(structs.replace(pod, sandbox_id=found), token, is_found=True)
+            self.running(structs.replace(pod, sandbox_id=found), token, is_relayed_elsewhere=True)
         else:
             self.failed(token)
 
@@ -185,11 +186,11 @@ class Sandboxes:
             The pod with what was set aside for it, and with what hooks have changed of it.
         """
         state = self._context.state
-        admitted = (state.pods[token] for token in state.runtime.arriving if token in state.pods)
+        admitted = (state.pods[token] for token in state.runtime.arriving_sandboxes if token in state.pods)
         recorded = next((p for p in admitted if (p.uid, p.attempt) == (pod.uid, pod.attempt)), None)
         if recorded is not None:
             pod = structs.replace(recorded, sandbox_id=pod.sandbox_id)
-            self.running(pod, recorded.sandbox_id, is_found=True)
+            self.running(pod, recorded.sandbox_id, is_relayed_elsewhere=True)
         return pod
 
 

@@ -188,7 +188,7 @@ def _has_no_quota(executor: NodeExecutor, container: Container) -> bool:
         executor.kernel_view.last.quotas.get(CONTAINER_QUOTA + container.id),
     )
     is_off = key not in executor.quotas.known.records or (now is not None and now < 0)
-    return executor.quotas.off(container) and is_off
+    return executor.quotas.must_be_off(container) and is_off
 
 
 def _desired(executor: NodeExecutor, container: Container) -> tuple[str, str]:

@@ -118,7 +118,7 @@ class InflightCallRegistry:
         """Record that a call is over, without a result for its container."""
         self._handle(CallCompleted(call))
 
-    def over(self, effect: to_do.CallOver) -> None:
+    def wake_waiters(self, effect: to_do.CallOver) -> None:
         """Wake the tasks that wait for a call."""
         self._waits.pop(effect.number).set_result(None)
 
@@ -126,9 +126,9 @@ class InflightCallRegistry:
         """Return whether a call is over."""
         return call.number not in self._waits
 
-    def then(self, call: InflightCall, done: Callable[[], None]) -> None:
+    def on_completion(self, call: InflightCall, callback: Callable[[], None]) -> None:
         """Call a function once a call in flight is over."""
-        self._waits[call.number].add_done_callback(lambda _: done())
+        self._waits[call.number].add_done_callback(lambda _: callback())
 
     async def wait(self, calls: Iterable[InflightCall], timeout: float) -> None:
         """Wait until calls are over.
@@ -141,7 +141,7 @@ class InflightCallRegistry:
         if waits:
             await asyncio.wait(waits, timeout=timeout)
 
-    async def updated(self, container_id: str, cpus: CpuSet, timeout: float) -> bool:
+    async def wait_for_updates(self, container_id: str, cpus: CpuSet, timeout: float) -> bool:
         """Wait until no update is in flight that carries another cpuset to a container.
 
         Args:
@@ -183,7 +183,7 @@ class NodeStore:
             them.
         reconciled: Set once all running containers are known. Before, CPUs that seem free may be owned.
         reconcile_requested: Set to request a reconcile with the runtime's lists.
-        runtime_sync_due: Set when there are more unsaved containers.
+        runtime_sync_due: Set when there are more containers that await a sync.
     """
 
     # A property without a function in Python: each call reads it several times.
@@ -210,7 +210,7 @@ class NodeStore:
         self._observers: list[Observer] = []
         self._handlers: dict[type[Notice], tuple[Callable[..., None], ...]] = {}
         self._due: deque[Notice] = deque()
-        self._notifies = False
+        self._is_notifying = False
         self.inflight_calls = InflightCallRegistry(lambda: self._state, self.handle)
         self.reconciled = asyncio.Event()
         self.reconcile_requested = asyncio.Event()
@@ -221,7 +221,7 @@ class NodeStore:
             PutRecord: self._put_record,
             RequestReconcile: lambda effect: self.reconcile_requested.set(),
             to_do.SyncRuntimeSoon: lambda effect: self.runtime_sync_due.set(),
-            to_do.CallOver: self.inflight_calls.over,
+            to_do.CallOver: self.inflight_calls.wake_waiters,
             to_do.OrphanOver: None,
             PlanDecided: None,
             PodDecided: None,
@@ -285,9 +285,9 @@ class NodeStore:
         if not self._handlers[kind]:
             return
         self._due.append(effect)
-        if self._notifies:
+        if self._is_notifying:
             return
-        self._notifies = True
+        self._is_notifying = True
         try:
             while self._due:
                 due = self._due.popleft()
@@ -298,7 +298,7 @@ class NodeStore:
                     except Exception as error:  # noqa: BLE001  the other observers must follow
                         self._fault(error)
         finally:
-            self._notifies = False
+            self._is_notifying = False
 
     def _handled(self, notice: Callable[..., None]) -> Iterator[Callable[..., None]]:
         """Yield the methods that handle a notice, in the order of the observers."""

@@ -23,7 +23,7 @@ from proxy.engine.admission import assigned_cpus, permitted_claim
 from proxy.engine.adoption import parse_cpus
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node import Node
-from proxy.engine.owners import unowned_floor_cpus
+from proxy.engine.owners import floor_cpus
 from proxy.engine.state import NodeState
 from proxy.model import schema_ids
 from proxy.model.admission import BeyondLimit
@@ -96,7 +96,7 @@ def node_facts(
         kubelet=_kubelet(node, manager or CpuManager(), own_policy=applied),
         pods=tuple(rows[key] for key in sorted(rows)),
         chosen=_by_pod(*_chosen(state), *_pending(state)),
-        unavailable=unowned_floor_cpus(state) | node.reserved if applied else CpuSet(),
+        unavailable=floor_cpus(state) | node.reserved if applied else CpuSet(),
     )
 
 
@@ -246,13 +246,13 @@ def _free(state: NodeState) -> CpuSet:
         else _pinned(state)
     )
     free = state.node.machine.online - state.node.reserved - state.node.withheld
-    free -= unowned_floor_cpus(state) if applied else CpuSet()
+    free -= floor_cpus(state) if applied else CpuSet()
     return free - CpuSet.union_of(owned)
 
 
 def _floor_cpus(state: NodeState) -> CpuSet:
     """Return the CPUs that are not free only because the shared pool needs some: others would do as well."""
-    return unowned_floor_cpus(state) - state.node.cpu.reserved if applies_to(state, None) else CpuSet()
+    return floor_cpus(state) - state.node.cpu.reserved if applies_to(state, None) else CpuSet()
 
 
 def _pinned(state: NodeState) -> list[CpuSet]:

@@ -80,7 +80,7 @@ class RuntimeUpdater:
                 self.progress.remaining["runtime"] = str(error)
                 return  # the other updates would fail too
             except RuntimeCallError as error:
-                self._executor.quotas.refused(container_id)
+                self._executor.quotas.quota_refused(container_id)
                 if error.code != GrpcStatus.NOT_FOUND:
                     self.progress.remaining[container_id] = str(error)
             del pending[0]
@@ -105,7 +105,7 @@ class RuntimeUpdater:
             if (detail.cpuset_cpus, detail.cpuset_mems) == (str(due.cpus), str(due.mems)):
                 executor.store.handle(SavedCpusLearned(container_id, due.cpus))
                 self.progress.reported[container_id] = due
-                await executor.unit_properties.give(container_id, due.cpus, due.mems)
+                await executor.unit_properties.set_for_release(container_id, due.cpus, due.mems)
                 return False
         call = executor.inflight_calls.track(container_id, due.cpus)
         try:
@@ -113,7 +113,7 @@ class RuntimeUpdater:
             await self._worker.run(executor.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
             executor.store.handle(SavedCpusLearned(container_id, due.cpus))
             executor.quotas.saved(container_id, quota)
-            await executor.unit_properties.give(container_id, due.cpus, due.mems)
+            await executor.unit_properties.set_for_release(container_id, due.cpus, due.mems)
         except (UnavailableError, asyncio.CancelledError):
             executor.call_tracker.mark_orphaned(call)  # the runtime may still execute it after an undo
             raise

@@ -249,7 +249,7 @@ class Release:
         if not self._suppression_is_off():
             remaining["suppression"] = "the CFS quota of BE pods is not removed yet"
         in_flight = any(self._updater.is_in_flight(c) for c in executor.state.containers.values())
-        return clean and not (in_flight or remaining or executor.state.runtime.lost)
+        return clean and not (in_flight or remaining or executor.state.runtime.lost_creates)
 
     async def _wait_for_reconcile(self) -> bool:
         """Wait for a reconcile with the runtime's list; False if none ends in time."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.engine.node_policy import TRUE
+from proxy.engine.node_policy import KUBELET_TRUE
 from proxy.takeover.inputs import STRICT_CPU_RESERVATION, TakeoverInputs
 from proxy.takeover.record import TakeoverRecord, options_text
 
@@ -60,7 +60,7 @@ def settings(record: TakeoverRecord, inputs: TakeoverInputs, target: str) -> tup
 def _to_be_set_again(lost: Mapping[str, str]) -> str:
     why = (
         f": without {STRICT_CPU_RESERVATION} it refuses its state file"
-        if lost.get(STRICT_CPU_RESERVATION) in TRUE
+        if lost.get(STRICT_CPU_RESERVATION) in KUBELET_TRUE
         else ""
     )
     return f"cpuManagerPolicyOptions: {options_text(lost)} must be set again before kubelet starts{why}"

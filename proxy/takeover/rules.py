@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from proxy.backends.kubelet.checkpoint_writer import CURRENT, none_state, pods_of, static_state
 from proxy.backends.kubelet.checkpoints import CheckpointError
-from proxy.engine.node_policy import TRUE
+from proxy.engine.node_policy import KUBELET_TRUE
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted
@@ -81,7 +81,7 @@ def kubelet_state_text(record: TakeoverRecord, inputs: TakeoverInputs, target: s
     held, left_out = _actual_cpus(inputs, reserved)
     _add_unknown(inputs, held, reserved)
     pods = _cpus_of_pods(inputs, held, reserved) if version > CURRENT else {}
-    strict = options_of_static(record, inputs).get(STRICT_CPU_RESERVATION) in TRUE
+    strict = options_of_static(record, inputs).get(STRICT_CPU_RESERVATION) in KUBELET_TRUE
     text = static_state(inputs.online, held, pods=pods, reserved=reserved, strict=strict, version=version)
     return KubeletStateText(text, tuple(left_out))
 
@@ -238,7 +238,7 @@ def start(record: TakeoverRecord, inputs: TakeoverInputs, now: float) -> StepOut
         now,
         inputs.file.policy,
         inputs.manager.reserved & inputs.online,
-        inputs.manager.options.get(STRICT_CPU_RESERVATION) in TRUE,
+        inputs.manager.options.get(STRICT_CPU_RESERVATION) in KUBELET_TRUE,
         held.held,
         options=dict(inputs.manager.options),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from proxy.engine.call_events import CallConfined, CallSent, ContainersUnsaved, OrphanListed
+from proxy.engine.call_events import CallConfined, CallSent, OrphanListed, RuntimeSyncDue
 from proxy.engine.container_events import (
     ContainerCreated,
     ContainerFound,
@@ -121,7 +121,7 @@ def adopt(node: SearchedNode, listing: Listing) -> None:
 def resolve(node: SearchedNode, listing: Listing) -> None:
     """Determine the outcome of creates whose answers were lost."""
     there = {pod_of(node, i).sandbox_id: i for i, _ in listing.phases}
-    for token, since in node.state.runtime.lost.items():
+    for token, since in node.state.runtime.lost_creates.items():
         container = node.state.containers.get(token)
         if container is None:
             node.handle(CreateFailed(token))
@@ -178,7 +178,7 @@ def in_step(node: SearchedNode) -> None:
         if any(i in node.state.containers for i in one.containers):
             node.reserve("move b", one.containers[0], one, token)
     running = tuple(c.id for c in node.state.containers.values() if c.phase is Phase.RUNNING)
-    node.handle(ContainersUnsaved(running))
+    node.handle(RuntimeSyncDue(running))
 
 
 def crashed(before: SearchedNode, *, done: bool) -> SearchedNode:

@@ -23,9 +23,9 @@ from proxy.engine.call_events import (
     CallConfined,
     CallOrphaned,
     CallSent,
-    ContainersUnsaved,
     OrphanEnded,
     ResendWanted,
+    RuntimeSyncDue,
     RuntimeSyncStarted,
     SavedCpusLearned,
     StartRequested,
@@ -392,7 +392,7 @@ class SearchedNode:
     def ended(self, task: DaemonTask, reservation: Reservation) -> None:
         """Continue after a reservation."""
         if reservation.kind is KIND.MOVE:
-            self.handle(ContainersUnsaved(reservation.containers))
+            self.handle(RuntimeSyncDue(reservation.containers))
             self.handle(CpusAssigned(reservation.containers))
         elif reservation.kind is KIND.START:
             self.started(task, "" if reservation.is_committed else "its CPUs are not free")
@@ -406,9 +406,9 @@ class SearchedNode:
     def forward(self, call: ClientCall, answer: object) -> None:
         """Act on a call as the engine has answered."""
         if type(answer) is Forward:
-            call = replace(call, stage="runtime", cpus=answer.sent)
+            call = replace(call, stage="runtime", cpus=answer.planned_cpus)
             if call.method == "Update":
-                call = replace(call, inflight_call=self.track(call.target, answer.sent))
+                call = replace(call, inflight_call=self.track(call.target, answer.planned_cpus))
         elif type(answer) is ForwardStart:
             inflight_call = self.track(call.target, answer.carries, is_start=True)
             call = replace(call, stage="runtime", cpus=answer.carries, inflight_call=inflight_call)
@@ -465,7 +465,7 @@ class SearchedNode:
         """Begin to send the CPUs of a container that is due; return whether there was one."""
         if not (self.syncs and self.reconciled and "sync" not in self.tasks):
             return False
-        target = next(iter(self.state.runtime.unsaved), None)
+        target = next(iter(self.state.runtime.awaiting_sync), None)
         if target is None:
             return False
         self.handle(RuntimeSyncStarted(target))
@@ -552,7 +552,7 @@ class SearchedNode:
             return
         written, refused = self.write(some, denied)
         if written:
-            self.handle(ContainersUnsaved(tuple(written)))
+            self.handle(RuntimeSyncDue(tuple(written)))
         if refused and job.kind == "report":
             self.jobs = (job, *self.jobs)  # the runtime's cpuset stays in effect until then
         self.finished(job, seen.CpusetsWritten(tuple(refused), tuple(each.text for each in refused)))

@@ -107,7 +107,7 @@ def test_a_create_of_an_owner_waits_for_its_reservation() -> None:
 
 
 def test_the_quota_of_an_owner_is_carried_if_quotas_are_written() -> None:
-    play = scenario(with_facts(RESERVED, cpu_groups=True))
+    play = scenario(with_facts(RESERVED, has_cpu_controller=True))
     assert play >> CreateResumed(CREATING, is_reserved=True) << Forward(OWN, OWN, Mask((0,)), -1)
 
 
@@ -218,24 +218,26 @@ def test_a_start_in_a_pod_of_an_earlier_run_is_prepared_since_its_group_may_be_n
     assert scenario(state) >> StartRequested("ls") << answer
 
 
-@pytest.mark.parametrize("event", [PodLearned(INHERITED), SandboxRunning(INHERITED, is_found=True)])
+@pytest.mark.parametrize(
+    "event", [PodLearned(INHERITED), SandboxRunning(INHERITED, is_relayed_elsewhere=True)]
+)
 def test_a_pod_that_is_only_found_counts_as_one_of_an_earlier_run(event: object) -> None:
     more = PodLearned(changed_copy(INHERITED, source="kubelet"))
-    assert played(event, more).runtime.inherited == {"/kubepods/podls"}
+    assert played(event, more).runtime.inherited_cgroups == {"/kubepods/podls"}
 
 
 def test_the_cgroup_of_a_found_pod_is_of_an_earlier_run_also_if_a_create_names_it_first() -> None:
     """The runtime's list has no cgroup parent of a sandbox without containers."""
     listed = PodLearned(changed_copy(INHERITED, cgroup_parent=""))
-    assert played(listed, PodLearned(INHERITED)).runtime.inherited == {"/kubepods/podls"}
+    assert played(listed, PodLearned(INHERITED)).runtime.inherited_cgroups == {"/kubepods/podls"}
 
 
 def test_pods_of_an_earlier_run_that_have_ended_are_forgotten_once_they_are_many() -> None:
     pods = [changed_copy(LS, sandbox_id=f"s-{n}", cgroup_parent=f"/pod{n}") for n in range(100)]
     ends = [SandboxStopped(pod.sandbox_id) for pod in pods]
     read, listed = LedgerRead(tuple(pods), (), {}, (), 0.0), RuntimeListed((), (), 0)
-    assert len(played(read, *ends[:30], listed).runtime.inherited) == 100
-    assert played(read, *ends[:98], listed).runtime.inherited == {"/pod98", "/pod99"}
+    assert len(played(read, *ends[:30], listed).runtime.inherited_cgroups) == 100
+    assert played(read, *ends[:98], listed).runtime.inherited_cgroups == {"/pod98", "/pod99"}
 
 
 @pytest.mark.parametrize("mode", NOT_APPLIED)
@@ -267,7 +269,7 @@ def test_cpusets_of_kubelets_static_policy_are_not_recorded() -> None:
 
 
 def test_an_update_carries_the_quota_of_an_owner_and_the_quota_of_the_client_is_recorded() -> None:
-    play = scenario(with_facts(OWNED, cpu_groups=True))
+    play = scenario(with_facts(OWNED, has_cpu_controller=True))
     record = PutRecord("qc/lse", {"quota": 170_000, "group": ""})
     play >> UpdateRequested("lse", "", "", 170_000) << record << Forward(OWN, OWN, Mask((0,)), -1)
     assert play.state.facts.quotas.records == {CONTAINER_QUOTA + "lse": QuotaRecord(170_000)}
@@ -282,7 +284,9 @@ def test_the_record_of_a_quota_is_deleted_when_a_client_removes_the_quota() -> N
 
 def test_an_update_names_the_memory_nodes_that_the_container_uses() -> None:
     wide = changed_copy(OWNER, placement=changed_copy(OWNER.placement, mems=Mask((0,))))
-    state = with_facts(NodeState.of(NODE, [LSE], [wide]), mems=MemoryBindings(wide={"lse": BOTH}))
+    state = with_facts(
+        NodeState.of(NODE, [LSE], [wide]), mems=MemoryBindings(wider_than_planned={"lse": BOTH})
+    )
     assert scenario(state) >> UpdateRequested("lse", "", "", 0) << Forward(OWN, OWN, BOTH)
 
 

@@ -32,19 +32,23 @@ def bound(mems: Mask) -> Container:
 @pytest.mark.parametrize(
     ("has", "want", "above", "there", "returned", "done"),
     [
-        pytest.param(ZERO, ZERO, BOTH, BOTH, NONE, MemsRepair(is_right=True), id="right"),
+        pytest.param(ZERO, ZERO, BOTH, BOTH, NONE, MemsRepair(is_as_planned=True), id="right"),
         pytest.param(ONE, ZERO, BOTH, BOTH, NONE, MemsRepair(BOTH, is_drift=True), id="another one"),
         pytest.param(
-            ONE, BOTH, BOTH, BOTH, NONE, MemsRepair(BOTH, is_drift=True, is_right=True), id="missing"
+            ONE, BOTH, BOTH, BOTH, NONE, MemsRepair(BOTH, is_drift=True, is_as_planned=True), id="missing"
         ),
         pytest.param(BOTH, ZERO, BOTH, BOTH, NONE, MemsRepair(narrow=ZERO), id="too many"),
-        pytest.param(ONE, BOTH, ONE, BOTH, NONE, MemsRepair(is_right=True), id="the parent has no more"),
-        pytest.param(ONE, ZERO, ONE, BOTH, NONE, MemsRepair(is_right=True), id="the parent has none of them"),
+        pytest.param(ONE, BOTH, ONE, BOTH, NONE, MemsRepair(is_as_planned=True), id="the parent has no more"),
         pytest.param(
-            ONE, BOTH, ONE, BOTH, ZERO, MemsRepair(BOTH, is_drift=True, is_right=True), id="came back"
+            ONE, ZERO, ONE, BOTH, NONE, MemsRepair(is_as_planned=True), id="the parent has none of them"
         ),
-        pytest.param(BOTH, ONE, BOTH, ONE, NONE, MemsRepair(ONE, is_right=True), id="one is gone"),
-        pytest.param(ZERO, ONE, BOTH, ONE, NONE, MemsRepair(ONE, is_right=True), id="all it had is gone"),
+        pytest.param(
+            ONE, BOTH, ONE, BOTH, ZERO, MemsRepair(BOTH, is_drift=True, is_as_planned=True), id="came back"
+        ),
+        pytest.param(BOTH, ONE, BOTH, ONE, NONE, MemsRepair(ONE, is_as_planned=True), id="one is gone"),
+        pytest.param(
+            ZERO, ONE, BOTH, ONE, NONE, MemsRepair(ONE, is_as_planned=True), id="all it had is gone"
+        ),
     ],
 )
 def test_memory_nodes_are_repaired(
@@ -64,17 +68,17 @@ def test_a_repair_removes_no_memory_node_that_exists(
     if done.write is not None:
         assert has & there <= done.write
         assert done.write <= there
-    assert not (done.is_right and done.narrow is not None)
+    assert not (done.is_as_planned and done.narrow is not None)
 
 
 def test_memory_nodes_that_calls_name() -> None:
     known, one = MemoryBindings(), bound(ZERO)
     assert (known.carried(STATE, one), known.renewed(STATE, one)) == (ZERO, None)
-    wide = changed_copy(known, wide={"x": BOTH}, held=frozenset({"x"}))
+    wide = changed_copy(known, wider_than_planned={"x": BOTH}, as_planned=frozenset({"x"}))
     assert (wide.carried(STATE, one), wide.renewed(STATE, one)) == (BOTH, BOTH)
     assert wide.forgotten() == known
     changed = wide.changed(ONE).changed(ZERO)
-    assert changed == MemoryBindings(wide={"x": BOTH}, returned=BOTH, is_changed=True)
+    assert changed == MemoryBindings(wider_than_planned={"x": BOTH}, returned=BOTH, is_changed=True)
     assert changed.renewed(STATE, one) == BOTH, "its memory is still there"
     assert MemoryBindings(is_changed=True).renewed(STATE, one) == ZERO, (
         "the cpuset that the runtime has saved may name a removed node"
@@ -95,8 +99,8 @@ def test_known_memory_nodes_end_with_the_mode_and_surplus_ones_outlast_a_hot_plu
     assert handle(compared, ModeChanged(NodeMode.OBSERVE))[0].facts == compared.facts
     nodes = tuple(changed_copy(n, mem_bytes=0 if n.id == 1 else n.mem_bytes) for n in MACHINE.nodes)
     halved, _ = handle(compared, HardwareChanged(changed_copy(MACHINE, nodes=nodes)))
-    assert halved.facts.mems == MemoryBindings(wide=wide, is_changed=True)
+    assert halved.facts.mems == MemoryBindings(wider_than_planned=wide, is_changed=True)
     whole, _ = handle(halved, HardwareChanged(MACHINE))
-    assert whole.facts.mems == MemoryBindings(wide=wide, returned=ONE, is_changed=True)
+    assert whole.facts.mems == MemoryBindings(wider_than_planned=wide, returned=ONE, is_changed=True)
     same, _ = handle(compared, HardwareChanged(changed_copy(MACHINE)))
     assert same.facts == compared.facts

@@ -105,7 +105,7 @@ def check_rest(node: SearchedNode, *, is_disturbed: bool) -> None:
     """
     state = node.state
     creating = {c.id for c in state.containers.values() if c.phase is Phase.CREATING}
-    assert creating <= state.runtime.lost.keys(), (
+    assert creating <= state.runtime.lost_creates.keys(), (
         "a create is over, but its container is still in phase creating"
     )
     assert not state.reservation_cpus
@@ -161,9 +161,9 @@ def key_of(node: SearchedNode) -> int:
             tuple(tasks),
             tuple(sorted((i, cpus.bits) for i, cpus in runtime.saved.items())),
             (
-                tuple(runtime.unsaved),
-                tuple(runtime.lost),
-                tuple(runtime.failed),
+                tuple(runtime.awaiting_sync),
+                tuple(runtime.lost_creates),
+                tuple(runtime.failed_creates),
                 tuple(
                     (token, held.owner, held.cpus.bits, held.excludes_be)
                     for token, held in state.reservation_cpus.items()

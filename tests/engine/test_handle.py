@@ -18,10 +18,10 @@ from proxy.engine.call_events import (
     CallConfined,
     CallOrphaned,
     CallSent,
-    ContainersUnsaved,
     OrphanEnded,
     OrphanListed,
     ResendWanted,
+    RuntimeSyncDue,
     RuntimeSyncStarted,
     SavedCpusLearned,
     StartEnded,
@@ -85,8 +85,8 @@ from proxy.engine.node_events import (
 )
 from proxy.engine.owners import ReservationCpus
 from proxy.engine.pod_events import (
+    PodChangedByHook,
     PodLearned,
-    SandboxExpected,
     SandboxFailed,
     SandboxRemoved,
     SandboxRequested,
@@ -259,17 +259,17 @@ def test_only_the_newest_failed_creates_are_remembered(monkeypatch: pytest.Monke
     monkeypatch.setattr(runtime_knowledge, "REMEMBERED_FAILURES", 2)
     known = EMPTY.runtime
     for name in "abc":
-        known = known.with_failed(changed_copy(SHARER, name=name))
-    assert [name for _, name, _ in known.failed] == ["b", "c"]
+        known = known.with_failed_create(changed_copy(SHARER, name=name))
+    assert [name for _, name, _ in known.failed_creates] == ["b", "c"]
 
 
 def test_a_create_whose_client_has_disconnected() -> None:
     play = scenario(creating())
     assert play >> CreateLost("t", 5.0) << RequestReconcile()
-    assert dict(play.state.runtime.lost) == {"t": 5.0}
+    assert dict(play.state.runtime.lost_creates) == {"t": 5.0}
     made = changed_copy(play.state.containers["t"], id="d", phase=Phase.CREATED)
     assert play >> ContainerCreated("t", "d") << PutRecord("c/d", made) << NotifyCreated("t", made)
-    assert dict(play.state.runtime.lost) == {}
+    assert dict(play.state.runtime.lost_creates) == {}
     assert play >> CreateLost("t", 6.0), "the outcome of the create is known already"
     assert play >> ContainerCreated("t", "d"), "a duplicate answer changes nothing"
 
@@ -345,7 +345,7 @@ def test_an_owner_that_runs_keeps_the_cpus_that_the_record_of_a_lost_create_stil
     play << PutRecord("i/t", None) << ExpectedPoolChange() << NotifyFailed("t")
     assert play << PutRecord("c/o", play.state.containers["o"]) << ExpectedPoolChange() << AnyPlan("o")
     assert play.state.containers["o"].placement.exclusive == OWN
-    assert not play.state.runtime.lost
+    assert not play.state.runtime.lost_creates
 
 
 @pytest.mark.parametrize(
@@ -384,22 +384,22 @@ def test_a_container_that_runs_without_a_known_start_is_sent_its_cpus() -> None:
     play = scenario(NodeState.of(NODE, [LS], [created]))
     play >> PhaseChanged("ls", Phase.RUNNING) << PutRecord("c/ls", running) << WriteCpusets(("ls",))
     assert play << SyncRuntimeSoon() << NotifyEntered(running, Phase.RUNNING)
-    assert list(play.state.runtime.unsaved) == ["ls"]
+    assert list(play.state.runtime.awaiting_sync) == ["ls"]
     known = changed_copy(SHARER, phase=Phase.STARTING)
     play = scenario(NodeState.of(NODE, [LS], [known]))
     play >> PhaseChanged("ls", Phase.RUNNING) << PutRecord("c/ls", running)
     assert play << NotifyEntered(running, Phase.RUNNING), "its start was prepared"
-    assert not play.state.runtime.unsaved
+    assert not play.state.runtime.awaiting_sync
 
 
 def test_the_removal_of_a_container_deletes_all_facts_about_it() -> None:
     state = handle(OWNED, SavedCpusLearned("lse", OWN))[0]
     both = state.changed(put=(SHARER,))
-    play = scenario(handle(both, ContainersUnsaved(("lse", "ls")))[0])
+    play = scenario(handle(both, RuntimeSyncDue(("lse", "ls")))[0])
     play >> ContainersRemoved(("lse", "unknown")) << PutRecord("c/lse", None)
     assert play << ExpectedPoolChange() << NotifyRemoved(OWNER)
     assert not play.state.runtime.saved
-    assert list(play.state.runtime.unsaved) == ["ls"]
+    assert list(play.state.runtime.awaiting_sync) == ["ls"]
     assert not play.state.runtime.changes.is_unchanged("unknown", 0)
 
 
@@ -456,18 +456,18 @@ def test_a_sandbox_without_a_set_aside() -> None:
 def arriving(state: NodeState) -> NodeState:
     """Return the node with a sandbox in progress that has a set-aside."""
     state = state.with_pod(changed_copy(LSE, sandbox_id="token"))
-    return state.with_runtime(state.runtime.with_arriving("token"))
+    return state.with_runtime(state.runtime.with_arriving_sandbox("token"))
 
 
 def test_a_pod_that_hooks_have_changed_is_recorded_until_its_sandbox_has_an_id() -> None:
     play, expected = scenario(EMPTY), changed_copy(LS, sandbox_id="token")
-    assert play >> SandboxExpected(expected) << PutRecord("p/token", expected)
-    assert play.state.runtime.arriving == {"token"}
-    assert play >> SandboxExpected(expected), "the set-aside is recorded already"
-    play >> SandboxRunning(LS, "token", is_found=True) << PutRecord("p/token", None)
+    assert play >> PodChangedByHook(expected) << PutRecord("p/token", expected)
+    assert play.state.runtime.arriving_sandboxes == {"token"}
+    assert play >> PodChangedByHook(expected), "the set-aside is recorded already"
+    play >> SandboxRunning(LS, "token", is_relayed_elsewhere=True) << PutRecord("p/token", None)
     assert play << PutRecord("p/s-ls", LS) << NotifyPodFound(LS)
     assert list(play.state.pods) == ["s-ls"]
-    assert not play.state.runtime.arriving
+    assert not play.state.runtime.arriving_sandboxes
 
 
 def test_a_sandbox_takes_the_place_of_its_token_and_of_an_older_one() -> None:
@@ -572,7 +572,7 @@ def test_the_mode_is_kept_whenever_the_state_is_rebuilt() -> None:
     assert play >> ModeChanged(NodeMode.RELEASING)
     read = LedgerRead((LS, LSE), (SHARER, OWNER), {}, ("lse",), 3.0)
     assert play >> read << ExpectedPoolChange()
-    assert (play.state.mode, dict(play.state.runtime.lost)) == (NodeMode.RELEASING, {"lse": 3.0})
+    assert (play.state.mode, dict(play.state.runtime.lost_creates)) == (NodeMode.RELEASING, {"lse": 3.0})
     assert play.state.with_machine(SMALLER).mode is NodeMode.RELEASING
 
 
@@ -597,9 +597,11 @@ def test_the_ledger_has_that_cgroups_of_best_effort_were_narrowed_until_the_node
 
 def test_a_sandbox_that_a_replaced_daemon_has_made_takes_the_place_of_its_token() -> None:
     play, admitted = scenario(NodeState.empty(NODE)), changed_copy(LSE, sandbox_id="token")
-    read = LedgerRead((admitted,), (), {}, (), 3.0, arriving=frozenset({"token"}))
+    read = LedgerRead((admitted,), (), {}, (), 3.0, arriving_sandboxes=frozenset({"token"}))
     assert play >> read << ExpectedPoolChange(moved="")
-    assert play.state.runtime.arriving == {"token"}, "it is in no list of the runtime, and is not removed"
+    assert play.state.runtime.arriving_sandboxes == {"token"}, (
+        "it is in no list of the runtime, and is not removed"
+    )
     play >> SandboxRunning(LSE, "token") << PutRecord("p/token", None)
     assert play << PutRecord("p/s-lse", LSE)
     assert list(play.state.pods) == ["s-lse"]
@@ -611,18 +613,18 @@ def test_observers_are_notified_of_lists() -> None:
 
 def test_containers_are_synced_in_their_order() -> None:
     play = scenario(SHARED.changed(put=(OWNER,)))
-    assert play >> ContainersUnsaved(("ls", "lse")) << SyncRuntimeSoon()
-    assert play >> ContainersUnsaved(("ls",)) << SyncRuntimeSoon()
+    assert play >> RuntimeSyncDue(("ls", "lse")) << SyncRuntimeSoon()
+    assert play >> RuntimeSyncDue(("ls",)) << SyncRuntimeSoon()
     assert play >> RuntimeSyncStarted("ls")
-    assert list(play.state.runtime.unsaved) == ["lse"]
+    assert list(play.state.runtime.awaiting_sync) == ["lse"]
     assert play >> RuntimeSyncStarted("ls")
 
 
 def test_a_removed_container_is_not_synced() -> None:
     play = scenario(SHARED)
-    assert play >> ContainersUnsaved(("gone",))
-    assert play >> ContainersUnsaved(("gone", "ls")) << SyncRuntimeSoon()
-    assert list(play.state.runtime.unsaved) == ["ls"]
+    assert play >> RuntimeSyncDue(("gone",))
+    assert play >> RuntimeSyncDue(("gone", "ls")) << SyncRuntimeSoon()
+    assert list(play.state.runtime.awaiting_sync) == ["ls"]
 
 
 def test_a_saved_cpuset_of_an_unknown_container_is_not_recorded() -> None:
@@ -662,7 +664,7 @@ def test_a_start_of_a_confined_container_saves_the_cpuset_that_it_carried() -> N
     assert play.state.inflight.is_confined("ls")
     play >> StartEnded(START, Phase.RUNNING) << CallOver(1) << PutRecord("c/ls", SHARER)
     assert play << NotifyEntered(SHARER, Phase.RUNNING) << WriteCpusets(("ls",)) << SyncRuntimeSoon()
-    assert list(play.state.runtime.unsaved) == ["ls"]
+    assert list(play.state.runtime.awaiting_sync) == ["ls"]
     assert play >> CallConfined(START, confined=True), "it has completed"
 
 
@@ -672,18 +674,24 @@ def test_after_a_start_beside_an_update_the_runtime_is_sent_the_cpus() -> None:
     assert play >> UpdateEnded(UPDATE, None) << CallOver(2) << WriteCpusets(("ls",))
     play >> StartEnded(START, Phase.RUNNING) << CallOver(1) << PutRecord("c/ls", SHARER)
     assert play << NotifyEntered(SHARER, Phase.RUNNING) << WriteCpusets(("ls",)) << SyncRuntimeSoon()
-    assert list(play.state.runtime.unsaved) == ["ls"]
+    assert list(play.state.runtime.awaiting_sync) == ["ls"]
 
 
 def test_a_refused_start_is_over_with_the_next_list() -> None:
     play = flying(STARTABLE, START)
     assert play >> StartRefused(START, 5.0) << RequestReconcile()
     (orphan,) = play.state.inflight.orphans()
-    assert play >> OrphanListed(orphan, None, 6.0, 6.1, held=False), "the list does not contain the container"
-    assert (
-        play >> OrphanListed(orphan, Phase.CREATED, 6.0, 6.1, held=False) << OrphanOver(orphan, Phase.CREATED)
+    assert play >> OrphanListed(orphan, None, 6.0, 6.1, is_exempt_from_timeout=False), (
+        "the list does not contain the container"
     )
-    assert play >> OrphanListed(orphan, Phase.CREATED, 6.0, 6.1, held=False), "it is being ended"
+    assert (
+        play
+        >> OrphanListed(orphan, Phase.CREATED, 6.0, 6.1, is_exempt_from_timeout=False)
+        << OrphanOver(orphan, Phase.CREATED)
+    )
+    assert play >> OrphanListed(orphan, Phase.CREATED, 6.0, 6.1, is_exempt_from_timeout=False), (
+        "it is being ended"
+    )
     play >> OrphanEnded(orphan, Phase.CREATED) << CallOver(1) << PutRecord("c/ls", MADE)
     assert play << NotifyEntered(MADE, Phase.CREATED) << SyncRuntimeSoon()
     assert play >> StartRefused(START, 7.0), "it has completed"
@@ -710,11 +718,13 @@ def test_a_completed_update_determines_the_cpuset_saved_by_the_runtime() -> None
     play = flying(SHARED, UPDATE)
     assert play >> UpdateEnded(UPDATE, ALL) << CallOver(2) << CompareCpusets(("ls",))
     assert play.state.runtime.saved["ls"] == ALL
-    assert not play.state.runtime.unsaved
+    assert not play.state.runtime.awaiting_sync
     narrow = InflightCall(4, "ls", REST)
     older = flying(play.state, narrow) >> UpdateEnded(narrow, REST)
     assert older << CallOver(4) << SyncRuntimeSoon() << WriteCpusets(("ls",))
-    assert list(older.state.runtime.unsaved) == ["ls"], "also where the kernel has the right CPUs by now"
+    assert list(older.state.runtime.awaiting_sync) == ["ls"], (
+        "also where the kernel has the right CPUs by now"
+    )
     failed = flying(play.state, narrow)
     assert failed >> UpdateEnded(narrow, None) << CallOver(4) << WriteCpusets(("ls",))
     assert not failed.state.runtime.saved
@@ -728,7 +738,7 @@ def test_overlapping_updates_leave_the_saved_cpuset_unknown_and_another_is_sent(
     assert play.state.inflight.of("ls")[0].resend
     assert play >> UpdateEnded(other, REST) << CallOver(4) << SyncRuntimeSoon() << WriteCpusets(("ls",))
     assert not play.state.runtime.saved
-    assert list(play.state.runtime.unsaved) == ["ls"]
+    assert list(play.state.runtime.awaiting_sync) == ["ls"]
 
 
 def test_an_update_of_a_removed_container_changes_nothing() -> None:
@@ -742,14 +752,18 @@ def test_an_unanswered_update_is_over_once_the_runtime_has_answered_later_calls_
     assert play >> CallOrphaned(UPDATE, 5.0) << RequestReconcile()
     assert play >> ResendWanted("ls")
     first = InflightCall(2, "ls", ALL)
-    assert play >> OrphanListed(first, Phase.RUNNING, 4.0, 4.1, held=False), (
+    assert play >> OrphanListed(first, Phase.RUNNING, 4.0, 4.1, is_exempt_from_timeout=False), (
         "the list was requested before the update was orphaned"
     )
-    assert play >> OrphanListed(first, Phase.RUNNING, 6.0, 6.1, held=False)
+    assert play >> OrphanListed(first, Phase.RUNNING, 6.0, 6.1, is_exempt_from_timeout=False)
     late = 6.1 + ORPHAN_GRACE_S
-    assert play >> OrphanListed(first, Phase.RUNNING, late, late, held=True), "a confined start continues"
+    assert play >> OrphanListed(first, Phase.RUNNING, late, late, is_exempt_from_timeout=True), (
+        "a confined start continues"
+    )
     assert (
-        play >> OrphanListed(first, Phase.RUNNING, late, late, held=False) << OrphanOver(first, Phase.CREATED)
+        play
+        >> OrphanListed(first, Phase.RUNNING, late, late, is_exempt_from_timeout=False)
+        << OrphanOver(first, Phase.CREATED)
     )
     play >> OrphanEnded(first, Phase.CREATED) << CallOver(2) << CompareUnits(("ls",))
     assert play << SyncRuntimeSoon()
@@ -768,7 +782,11 @@ def test_a_stray_call_of_an_exited_container_is_dropped() -> None:
     gone = changed_copy(SHARER, phase=Phase.EXITED)
     play = flying(SHARED, UPDATE)
     play >> CallOrphaned(UPDATE, 5.0) << RequestReconcile()
-    assert play >> OrphanListed(UPDATE, Phase.EXITED, 6.0, 6.1, held=True) << OrphanOver(UPDATE, Phase.EXITED)
+    assert (
+        play
+        >> OrphanListed(UPDATE, Phase.EXITED, 6.0, 6.1, is_exempt_from_timeout=True)
+        << OrphanOver(UPDATE, Phase.EXITED)
+    )
     play >> OrphanEnded(UPDATE, Phase.EXITED) << CallOver(2) << CompareUnits(("ls",))
     assert play << PutRecord("c/ls", gone) << NotifyEntered(gone, Phase.EXITED)
 
@@ -779,7 +797,7 @@ def test_a_call_that_is_only_suspected_changes_no_phase_and_is_not_resent() -> N
     assert play >> CallSent(suspected) << RequestReconcile()
     assert play.state.containers["ls"].phase is Phase.CREATED
     assert play >> OrphanEnded(suspected, Phase.CREATED) << CallOver(5)
-    assert not play.state.runtime.unsaved
+    assert not play.state.runtime.awaiting_sync
 
 
 # -- all of them --------------------------------------------------------------------------------------------

@@ -78,12 +78,12 @@ class RandomEvents:
                 pod_events.SandboxStopped(pod.sandbox_id),
                 pod_events.SandboxRemoved(pod.sandbox_id),
                 pod_events.SandboxRequested(changed_copy(pod, sandbox_id=f"token-{number}"), Request()),
-                pod_events.SandboxExpected(changed_copy(pod, sandbox_id=f"token-{number}")),
+                pod_events.PodChangedByHook(changed_copy(pod, sandbox_id=f"token-{number}")),
                 pod_events.SandboxFailed(f"token-{number - 1}"),
                 pod_events.PodLearned(pod),
                 pod_events.SandboxRunning(
                     changed_copy(pod, sandbox_id=f"s-{number}", attempt=pod.attempt + 1),
-                    is_found=dice.random() < 0.5,
+                    is_relayed_elsewhere=dice.random() < 0.5,
                 ),
             )
         )
@@ -126,7 +126,7 @@ class RandomEvents:
                 container_events.ContainerIsBack(some),
                 container_events.CpusAssigned((some, other)),
                 call_events.SavedCpusLearned(some, self.dice.choice((None, CpuSet((2, 3))))),
-                call_events.ContainersUnsaved((some, other)),
+                call_events.RuntimeSyncDue((some, other)),
                 call_events.RuntimeSyncStarted(some),
             )
         )
@@ -219,10 +219,10 @@ def test_invariants_hold_after_each_random_event(seed: int) -> None:
         assert in_order(effects), effects
         again, same = handle(before, event)
         assert [type(effect) for effect in same] == [type(effect) for effect in effects]
-        assert (again.containers.items(), again.pools, again.runtime.unsaved) == (
+        assert (again.containers.items(), again.pools, again.runtime.awaiting_sync) == (
             after.containers.items(),
             after.pools,
-            after.runtime.unsaved,
+            after.runtime.awaiting_sync,
         )
         changes = [effect for effect in effects if isinstance(effect, Change)]
         assert bool(changes) or (after.pools == before.pools), "a change of the pools without a notification"

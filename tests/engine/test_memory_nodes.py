@@ -123,13 +123,13 @@ def test_a_resize_in_place_gives_an_owner_more_memory_nodes_and_takes_none(
     request = changed_copy(plain.request, cpuset_mems=named)
     placement = changed_copy(plain.placement, mems=Mask.parse(before))
     container = changed_copy(plain, request=request, placement=placement)
-    there = state(container, follow=follow).with_facts(mems=MemoryBindings(held=frozenset({"c"})))
+    there = state(container, follow=follow).with_facts(mems=MemoryBindings(as_planned=frozenset({"c"})))
     resized = with_memory_limit(there, container, limit)
     assert (resized.request.memory_limit, resized.placement.mems) == (max(limit, 0), Mask.parse(mems))
     after, effects = handle(there, UpdateAccepted("c", limit))
     assert effects[0] == PutRecord("c/c", resized)
     assert after.containers["c"] == resized
-    assert bool(after.facts.mems.held) is (mems == before), "more nodes are not drift"
+    assert bool(after.facts.mems.as_planned) is (mems == before), "more nodes are not drift"
     for event in (UpdateAccepted("c", limit), UpdateAccepted("c", 0), UpdateAccepted("gone", limit)):
         assert handle(after, event) == (after, ())
 

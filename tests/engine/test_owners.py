@@ -13,7 +13,7 @@ from proxy.engine.container_create import place
 from proxy.engine.container_events import ContainerFound
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.engine.owners import ReservationCpus, request_is_known, unowned_floor_cpus
+from proxy.engine.owners import ReservationCpus, floor_cpus, request_is_known
 from proxy.engine.pod_admission import PodAdmission, admit, decides_pod
 from proxy.engine.replacement_cpus import choose_replacements, owners_missing_cpus
 from proxy.engine.state import NodeState
@@ -327,11 +327,11 @@ def test_cpus_excluded_from_the_be_pool_stay_excluded_while_they_change(
 
 
 def test_the_floors_hold_back_the_last_core_of_each_numa_node() -> None:
-    assert str(unowned_floor_cpus(state_of())) == "3,7,11,15"
+    assert str(floor_cpus(state_of())) == "3,7,11,15"
     owned = named(state_of(), "u", "3,11").state
-    assert str(unowned_floor_cpus(owned)) == "2,7,10,15"
-    assert str(unowned_floor_cpus(ends(owned, "c-u"))) == "2,7,10,15", "the container may come back"
-    assert unowned_floor_cpus(state_of(AdmissionRules())) == CpuSet()
+    assert str(floor_cpus(owned)) == "2,7,10,15"
+    assert str(floor_cpus(ends(owned, "c-u"))) == "2,7,10,15", "the container may come back"
+    assert floor_cpus(state_of(AdmissionRules())) == CpuSet()
 
 
 def test_cpus_are_kept_for_an_ended_container_that_may_return() -> None:

@@ -10,7 +10,7 @@ from proxy.engine.inflight import InflightCall
 from proxy.engine.node import Node
 from proxy.engine.plan_differences import (
     PlanChange,
-    applied_since,
+    enforcement_change_note,
     live_containers,
     plan_differences,
     removable_quotas,
@@ -53,7 +53,7 @@ def test_cpus_that_observed_containers_would_get_are_reported() -> None:
     assert (own.change, own.cpus, own.desired_cpus) == (PlanChange.PIN, ALL, OWNED)
     assert (own.mems, own.desired_mems, own.rebinds_memory) == (BOTH, Mask((0,)), True)
     assert (own.quota, own.pod_quota) == (None, 200_000)
-    assert (web.change, web.desired_cpus, web.rebinds_memory) == (PlanChange.MOVE, SHARED, False)
+    assert (web.change, web.desired_cpus, web.rebinds_memory) == (PlanChange.JOIN_POOL, SHARED, False)
     assert not own.applied
     assert not web.applied
 
@@ -175,6 +175,6 @@ def test_quotas_that_a_setting_keeps_would_not_be_removed(keep: KeepQuota, conta
 def test_whether_a_decision_is_applied_may_change(
     mode: NodeMode, key: str, reported: str, *, applied: bool
 ) -> None:
-    words = applied_since(state(OWN, mode=mode), key, applied=applied)
+    words = enforcement_change_note(state(OWN, mode=mode), key, applied=applied)
     assert words.partition(":")[0] == reported
-    assert applied_since(state(OWN, mode=mode), "gone", applied=applied) == ""
+    assert enforcement_change_note(state(OWN, mode=mode), "gone", applied=applied) == ""

@@ -108,7 +108,7 @@ def test_the_state_after_a_dry_run_uses_ids_of_the_runtime(scope: Scope) -> None
     state = dry_run(node(scope=scope), LONG).state
     assert list(state.pods) == ["s-p"]
     assert set(state.containers) == {"s-p/i", "s-p/s", "s-p/c"}
-    assert not state.runtime.arriving
+    assert not state.runtime.arriving_sandboxes
     assert not violations(state)
 
 

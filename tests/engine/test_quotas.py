@@ -46,9 +46,9 @@ OWNER = Container(
 STATE = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (POD,), (OWNER,))
 
 
-def learned(state: NodeState, known: RemovedQuotas, *, cpu_groups: bool = True) -> NodeState:
+def learned(state: NodeState, known: RemovedQuotas, *, has_cpu_controller: bool = True) -> NodeState:
     """Return a state with these facts about quotas."""
-    return structs.replace(state, facts=NodeStateFacts(quotas=known, cpu_groups=cpu_groups))
+    return structs.replace(state, facts=NodeStateFacts(quotas=known, has_cpu_controller=has_cpu_controller))
 
 
 KNOWN = RemovedQuotas({"q/a": QuotaRecord(2, "kubepods/poda"), "qc/x": QuotaRecord(1)}, frozenset({"x"}))
@@ -124,7 +124,7 @@ def test_a_saved_quota_is_restored_or_stays_off() -> None:
     ],
 )
 def test_removed_quotas_are_restored(phase: Phase, send: list[str], write: list[str]) -> None:
-    state = learned(STATE, KNOWN, cpu_groups=False).changed(put=(changed_copy(OWNER, phase=phase),))
+    state = learned(STATE, KNOWN, has_cpu_controller=False).changed(put=(changed_copy(OWNER, phase=phase),))
     after, effects = handle(state, QuotasToRestore())
     restore = effects[-1]
     assert isinstance(restore, RestoreQuotas)
@@ -144,7 +144,7 @@ def test_quotas_that_are_off_or_not_due_are_not_restored() -> None:
     off = learned(STATE, KNOWN)
     assert Playbook(off, handle) >> QuotasToRestore() << nothing
     assert containers_without_quota(off) == [OWNER]
-    back = learned(STATE, KNOWN, cpu_groups=False)
+    back = learned(STATE, KNOWN, has_cpu_controller=False)
     assert Playbook(back, handle) >> QuotasToRestore(frozenset(KNOWN.records)) << nothing
     assert containers_without_quota(back) == []
 
@@ -189,7 +189,7 @@ def test_a_quota_that_a_hook_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "off", "pool", "cpu_groups", "recorded"),
+    ("requested", "off", "pool", "has_cpu_controller", "recorded"),
     [
         pytest.param(5, True, Pool.OWN, True, True, id="left out"),
         pytest.param(0, True, Pool.OWN, True, False, id="none was asked for"),
@@ -199,14 +199,16 @@ def test_a_quota_that_a_hook_requests() -> None:
     ],
 )
 def test_the_quota_of_a_create_without_a_quota(
-    requested: int, off: bool, pool: Pool, cpu_groups: bool, recorded: bool
+    requested: int, off: bool, pool: Pool, has_cpu_controller: bool, recorded: bool
 ) -> None:
     cpus = CpuSet.parse("0-1") if pool is Pool.OWN else CpuSet()
     placement = Placement(pool, cpus, Mask(), cfs_quota_off=off)
     made = changed_copy(
         OWNER, id="t", phase=Phase.CREATING, placement=placement, request=Request(cpu_quota=requested)
     )
-    state = learned(NodeState.of(STATE.node, (POD,), (made,)), RemovedQuotas(), cpu_groups=cpu_groups)
+    state = learned(
+        NodeState.of(STATE.node, (POD,), (made,)), RemovedQuotas(), has_cpu_controller=has_cpu_controller
+    )
     after, effects = handle(state, ContainerCreated("t", "x"))
     row = PutRecord("qc/x", {"quota": requested, "group": ""})
     assert (row in effects) is recorded
@@ -255,7 +257,7 @@ def test_quotas_are_written_if_some_are_to_be_off_or_may_be(
 ) -> None:
     state = changed_copy(learned(STATE, RemovedQuotas(records)), mode=mode)
     assert writes_quotas(state) is written
-    assert not writes_quotas(state.with_facts(cpu_groups=False))
+    assert not writes_quotas(state.with_facts(has_cpu_controller=False))
 
 
 def test_only_owners_that_exist_and_are_not_observed_have_no_quota() -> None:

@@ -58,7 +58,7 @@ from proxy.engine.reservation_events import (
     PauseOver,
     PlacedElsewhere,
     PlacementWithdrawn,
-    PlanWithdrawn,
+    PlanNoLongerApplied,
     RefusedWrite,
     ReservationRequested,
     TimedOut,
@@ -439,12 +439,12 @@ class TestMove:
         playbook >> found(NEW, NEW, "own") << EndDeadline() << AppendLedger()
         assert back(restoring(playbook >> event), "cannot record the placement: slow")
 
-    @pytest.mark.parametrize("event", [ContainersExited(), PlanWithdrawn()])
+    @pytest.mark.parametrize("event", [ContainersExited(), PlanNoLongerApplied()])
     def test_an_end_before_the_containers_are_placed_releases_the_target(self, event: Event) -> None:
         playbook = at_barrier(ReservationKind.MOVE) >> event
         assert playbook << RecordSoon() << UnreserveCpus() << Abort()
 
-    @pytest.mark.parametrize("event", [ContainersExited(), PlanWithdrawn()])
+    @pytest.mark.parametrize("event", [ContainersExited(), PlanNoLongerApplied()])
     def test_an_end_after_that_leaves_them_their_old_placement(self, event: Event) -> None:
         playbook = drained() >> event
         assert playbook << AssignOwn(OLD, reserved=NONE) << RecordSoon() << Abort()
@@ -546,7 +546,7 @@ EVENTS = (
     ),
     *(InflightLate("busy", "", NEW), CpusetsWritten(), CpusetsRead(), PauseOver(), TimedOut()),
     *(PlacedElsewhere("t", REST), NoOtherPlacement(), PlacementWithdrawn(), ClientDisconnected()),
-    *(ContainersExited(), PlanWithdrawn(), Interrupted(), Cancelled()),
+    *(ContainersExited(), PlanNoLongerApplied(), Interrupted(), Cancelled()),
 )
 
 

@@ -44,7 +44,7 @@ def test_a_repeated_create_replaces_the_first_decision() -> None:
     assert list(state.containers) == ["t-2"]
     assert state.containers["t-2"].request == FOUR, "the values of the client count"
     assert state.containers["t-2"].placement.exclusive == OWN
-    assert not state.runtime.delegated
+    assert not state.runtime.delegated_creates
 
 
 def test_a_create_of_another_or_of_a_created_container_replaces_no_decision() -> None:
@@ -75,10 +75,10 @@ def test_the_oldest_decisions_are_forgotten_first() -> None:
     keys = [CreateKey(first.pod.sandbox_id, "c", attempt) for attempt in range(REMEMBERED_DELEGATED + 1)]
     known = EMPTY.runtime
     for attempt in range(REMEMBERED_DELEGATED + 1):
-        known = known.with_delegated(changed_copy(first, attempt=attempt), RETURNED)
-    assert list(known.delegated) == keys[1:]
-    known = known.with_delegated(changed_copy(first, attempt=1), RETURNED)
-    assert list(known.delegated) == [*keys[2:], keys[1]]
+        known = known.with_delegated_create(changed_copy(first, attempt=attempt), RETURNED)
+    assert list(known.delegated_creates) == keys[1:]
+    known = known.with_delegated_create(changed_copy(first, attempt=1), RETURNED)
+    assert list(known.delegated_creates) == [*keys[2:], keys[1]]
 
 
 def test_a_later_pod_of_the_same_name_supersedes_the_earlier_one() -> None:

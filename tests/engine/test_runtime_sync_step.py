@@ -11,7 +11,7 @@ from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node_events import ModeChanged
 from proxy.engine.quotas import RemovedQuotas
-from proxy.engine.runtime_sync_step import SyncStep, is_passing, sync_step
+from proxy.engine.runtime_sync_step import SyncStep, is_transient, sync_step
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
@@ -54,13 +54,15 @@ def test_the_next_step(saved: CpuSet | None, call: InflightCall | None, unsent: 
 def test_a_cpuset_that_is_narrow_while_be_is_suppressed_is_not_made_lasting() -> None:
     be = changed_copy(SHARER, placement=Placement(Pool.BE, CpuSet(), SHARER.placement.mems))
     state, _ = handle(NodeState.of(NODE, [LS], [be]), SavedCpusLearned("ls", ALL))
-    assert not is_passing(state, be, ALL)
+    assert not is_transient(state, be, ALL)
     suppressed = state.with_be_limit(CpuSet.parse("0-1"))
-    assert is_passing(suppressed, be, ALL)
+    assert is_transient(suppressed, be, ALL)
     assert sync_step(suppressed, "ls") is SyncStep.NOTHING
-    assert not is_passing(suppressed, SHARER, ALL), "only BE is suppressed"
-    assert not is_passing(suppressed, be, CpuSet()), "its saved cpuset is not known"
-    assert not is_passing(suppressed, be, ALL | CpuSet((99,))), "an update would bring CPUs that are not BE's"
+    assert not is_transient(suppressed, SHARER, ALL), "only BE is suppressed"
+    assert not is_transient(suppressed, be, CpuSet()), "its saved cpuset is not known"
+    assert not is_transient(suppressed, be, ALL | CpuSet((99,))), (
+        "an update would bring CPUs that are not BE's"
+    )
 
 
 def test_what_is_saved_is_unknown_once_a_release_was_undone() -> None:

@@ -46,15 +46,15 @@ def test_a_node_by_default_allocates_no_cpus_and_memory_follows_cpus() -> None:
 def test_a_container_that_no_longer_owns_cpus_releases_them() -> None:
     state = NodeState.of(NODE, (), [owning("x", "a/c", "0-1")])
     assert state.pools.shared == CpuSet.parse("2-15")
-    for after in (state.changed(put=[sharing("x")]), state.renamed("", sharing("x"))):
+    for after in (state.changed(put=[sharing("x")]), state.with_container("", sharing("x"))):
         assert (after.pools.shared, after.owners) == (MACHINE.online, {})
 
 
 def test_the_token_of_a_container_is_replaced_by_its_id() -> None:
     state = NodeState.of(NODE, (), [sharing("token")])
-    assert set(state.renamed("token", sharing("x")).containers) == {"x"}
+    assert set(state.with_container("token", sharing("x")).containers) == {"x"}
     state = NodeState.of(NODE, (), [sharing("token"), owning("x", "a/c", "0-1")])
-    renamed = state.renamed("token", sharing("x"))
+    renamed = state.with_container("token", sharing("x"))
     assert set(renamed.containers) == {"x"}
     assert renamed.pools.shared == MACHINE.online
 

@@ -23,7 +23,7 @@ MEANT, REVERSE, OTHER = CpuSet.parse("4-15"), CpuSet.parse("0-7,12-15"), CpuSet.
     [
         pytest.param(REVERSE, True, MaskOrder.REVERSED, id="reversed"),
         pytest.param(REVERSE, False, None, id="reversed, but perhaps the cpuset of an earlier plan"),
-        pytest.param(MEANT, True, MaskOrder.RIGHT, id="right"),
+        pytest.param(MEANT, True, MaskOrder.CORRECT, id="right"),
         pytest.param(MEANT, False, None, id="right, but perhaps by our own hand"),
         pytest.param(OTHER, True, None, id="another program's"),
     ],
@@ -49,5 +49,5 @@ def test_a_reversed_mask_is_reported_once() -> None:
     assert play >> wrong << ReportReversedMask(wrong, is_new=False)
     assert play.state.facts.masks is MaskOrder.REVERSED
     assert play >> right
-    assert play.state.facts.masks is MaskOrder.RIGHT
+    assert play.state.facts.masks is MaskOrder.CORRECT
     assert play >> wrong << ReportReversedMask(wrong, is_new=True), "the runtime was replaced twice"

@@ -584,7 +584,7 @@ class World:
         def over(name: str) -> None:
             successors[0].over(name)
 
-        earlier.report(over)
+        earlier.report_ends_to(over)
         relayed = [*former.hand_over(lambda code, message: None, lambda: calls, over), *earlier.relayed]
         await self.close(handing_over=True)
         self.boot(relayed)

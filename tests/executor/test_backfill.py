@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.call_events import ContainersUnsaved
+from proxy.engine.call_events import RuntimeSyncDue
 from proxy.engine.node_events import ModeChanged
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -59,7 +59,7 @@ def test_a_container_with_another_saved_set_is_updated(run_scenario: Any, saved:
 
         async def settled() -> None:
             await world.until(lambda: world.executor.state.runtime.saved.get(shared) == CpuSet.parse(REST))
-            await world.until(lambda: not world.executor.state.runtime.unsaved)
+            await world.until(lambda: not world.executor.state.runtime.awaiting_sync)
 
         reported = await again(world, settled)
         assert reported == [f"runtime {shared} {REST}"] * updates
@@ -113,7 +113,7 @@ def test_an_update_during_the_query_takes_precedence(run_scenario: Any) -> None:
 
         async def settled() -> None:
             await queried.wait()
-            await world.until(lambda: not world.executor.state.runtime.unsaved)
+            await world.until(lambda: not world.executor.state.runtime.awaiting_sync)
             await world.until(lambda: world.executor.state.runtime.saved.get(shared) == CpuSet.parse(REST))
 
         reported = await again(world, settled)
@@ -144,7 +144,7 @@ def test_nothing_is_kept_of_a_container_removed_during_the_query(run_scenario: A
 
         async def settled() -> None:
             await queried.wait()
-            await world.until(lambda: not world.executor.state.runtime.unsaved)
+            await world.until(lambda: not world.executor.state.runtime.awaiting_sync)
             await world.quiet()
             assert shared not in world.executor.state.runtime.saved
 
@@ -173,7 +173,7 @@ def test_nothing_is_sent_for_a_pod_that_was_released_while_a_fence_was_written(
 ) -> None:
     async def scenario(world: Any) -> None:
         container = await shared_beside_an_owner(world)
-        world.executor.store.handle(ContainersUnsaved((container,)))
+        world.executor.store.handle(RuntimeSyncDue((container,)))
         fencing = world.executor.unit_properties.fencing
         prepare = fencing.fitting
         queried = []

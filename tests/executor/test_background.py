@@ -128,15 +128,15 @@ def test_a_result_is_recorded_although_its_requester_is_gone() -> None:
             go.wait(10)
             return 7
 
-        first = asyncio.create_task(worker.run_noted(noted.append, job))
-        second = asyncio.create_task(worker.run_noted(noted.append, lambda: 8))
+        first = asyncio.create_task(worker.run_with_callback(noted.append, job))
+        second = asyncio.create_task(worker.run_with_callback(noted.append, lambda: 8))
         await asyncio.to_thread(begun.wait, 10)
         for task in (first, second):
             task.cancel()
         await asyncio.gather(first, second, return_exceptions=True)
         assert noted == []
         go.set()
-        assert await worker.run_noted(noted.append, lambda: 9) == 9
+        assert await worker.run_with_callback(noted.append, lambda: 9) == 9
         await asyncio.sleep(0)
         worker.close()
 
@@ -155,7 +155,7 @@ def test_a_failure_of_a_job_without_a_requester_is_reported() -> None:
             go.wait(10)
             raise ValueError("late")
 
-        task = asyncio.create_task(worker.run_noted(lambda result: None, job))
+        task = asyncio.create_task(worker.run_with_callback(lambda result: None, job))
         await asyncio.to_thread(begun.wait, 10)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

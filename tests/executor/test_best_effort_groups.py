@@ -195,21 +195,21 @@ def test_groups_are_not_changed_unless_erasing_and_of_a_class(tmp_path: Path) ->
     cgroups.mkdir("other")
     cgroups.write("other", MACHINE.online, Mask((0,)))
     odd = changed_copy(pod("o"), cgroup_parent="/other")
-    assert BeGroups(cgroups).follow(NodeState.of(NODE, [odd], [owner("0")]), {}) == []
+    assert BeGroups(cgroups).write(NodeState.of(NODE, [odd], [owner("0")]), {}) == []
     assert on(cgroups, "other") == "0-7"
 
 
 def test_a_failed_write_is_reported_and_a_missing_group_is_not(tmp_path: Path) -> None:
     cgroups = tree(tmp_path, 1, f"{ROOT}/poda", f"{ROOT}/poda/deep", f"{ROOT}/poda/deep/er")
     state = NodeState.of(NODE, [pod("a"), pod("gone")], [owner("0")])
-    (error,) = BeGroups(cgroups).follow(state, {})
+    (error,) = BeGroups(cgroups).write(state, {})
     assert "poda/deep" in error, "groups inside containers are not ours"
 
     class Going(FakeCgroups):
         def read(self, path: str) -> object:
             raise CgroupError("cannot read: gone", 2)
 
-    assert BeGroups(Going.open(tmp_path)).follow(state, {}) == []
+    assert BeGroups(Going.open(tmp_path)).write(state, {}) == []
 
 
 OWNED = st.sampled_from(["", "0", "0-3", "2-6", "7"])

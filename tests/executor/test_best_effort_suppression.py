@@ -270,7 +270,7 @@ def test_suppressed_sets_are_not_saved_at_the_runtime(run_scenario: Any) -> None
             for used in (0.0, 3.0, 5.0, 8.0, 4.0, 1.0):
                 bed.meter.pods = {"ls": used}
                 await bed.rounds(2)
-                await world.until(lambda: not world.executor.state.runtime.unsaved)
+                await world.until(lambda: not world.executor.state.runtime.awaiting_sync)
             assert not [line for line in world.log if line.startswith("runtime")]
             # The set saved by the runtime holds CPUs that BE may no longer use: it must be updated.
             await world.run(await world.pod("lse", "LSE", cpus="0"))
@@ -279,7 +279,7 @@ def test_suppressed_sets_are_not_saved_at_the_runtime(run_scenario: Any) -> None
             narrow = CpuSet.parse(world.runtime.specs[be])
             bed.meter.pods = {"ls": 9.0}
             await bed.rounds()
-            await world.until(lambda: not world.executor.state.runtime.unsaved)
+            await world.until(lambda: not world.executor.state.runtime.awaiting_sync)
             assert sum(line.startswith("runtime") for line in world.log) == counted
             assert narrow <= world.executor.state.pools.be
         finally:

@@ -141,7 +141,7 @@ def test_a_container_settled_during_a_lost_start_is_updated_afterwards(run_scena
         assert world.executor.state.inflight.orphans()
         await world.sync.once()
         assert not world.executor.state.inflight.orphans()
-        assert ls in world.executor.state.runtime.unsaved
+        assert ls in world.executor.state.runtime.awaiting_sync
         runtime_sync.close()
 
     run_scenario(scenario, settle_per_second=1000)
@@ -156,7 +156,7 @@ def test_a_container_that_could_not_be_updated_is_updated_later(run_scenario: Li
         world.executor.sync_later(ls)
         world.executor.store.handle(SavedCpusLearned(ls, None))
         assert await runtime_sync._sync(ls)
-        assert ls in world.executor.state.runtime.unsaved
+        assert ls in world.executor.state.runtime.awaiting_sync
         world.runtime.update_error = None
         assert not await runtime_sync._sync(ls), "not at once"
         world.now += 5
@@ -189,7 +189,7 @@ def test_an_abandoned_update_may_still_be_executed(run_scenario: Live) -> None:
 def test_suspected_containers_do_not_accumulate_on_a_released_node(run_scenario: Live) -> None:
     async def scenario(world: Any) -> None:
         await world.run(await world.pod("ls", "LS"))
-        world.executor.drift.suspect("systemd")
+        world.executor.drift.compare_soon("systemd")
         assert world.executor.drift._suspected == set()
         assert not world.executor.drift.known.hints
 

@@ -45,7 +45,9 @@ def test_a_container_with_a_newer_set_does_not_wait(run_scenario: Callable[..., 
         ids = [await world.run(await world.pod(f"ls{number}", "LS")) for number in range(2)]
         await world.quiet()
         jobs = jobs_of(world)
-        world.executor.drift._looks = True  # as if one comparison were in progress, and the next far off
+        world.executor.drift._is_comparing = (
+            True  # as if one comparison were in progress, and the next far off
+        )
         for carried in (CpuSet.parse("0-3"), None):
             call = world.executor.inflight_calls.track(ids[0], carried or CpuSet.parse("0-15"))
             world.cgroups.sets[ids[0]] = CpuSet.parse("0-3")
@@ -56,8 +58,8 @@ def test_a_container_with_a_newer_set_does_not_wait(run_scenario: Callable[..., 
         world.call_tracker.completed(call, call.carries)
         await world.quiet()
         assert jobs == [[ids[0]]] * 2
-        world.executor.drift._looks = False
-        world.executor.drift.suspect("unknown", ())
+        world.executor.drift._is_comparing = False
+        world.executor.drift.compare_soon("unknown", ())
         await world.until(lambda: jobs[2:] == [[ids[1]]])
 
     run_scenario(scenario)

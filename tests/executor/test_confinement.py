@@ -96,7 +96,7 @@ def test_owners_are_created_and_started_beside_a_start_that_hangs(run_scenario: 
         await start.complete()
         world.check()
         assert not world.executor.state.inflight.confined
-        assert start.id in world.executor.state.runtime.unsaved, "the set saved by the runtime is wider"
+        assert start.id in world.executor.state.runtime.awaiting_sync, "the set saved by the runtime is wider"
         assert world.executor.telemetry.value(metrics.CPUSETS_REPAIRED) == 0, (
             "a write of a call in flight is not drift"
         )

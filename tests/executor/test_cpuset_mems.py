@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.engine.call_events import ContainersUnsaved, SavedCpusLearned
+from proxy.engine.call_events import RuntimeSyncDue, SavedCpusLearned
 from proxy.engine.container_events import ContainersUpdated
 from proxy.executor.kernel_ports import MemoryUse
 from proxy.model.errors import CgroupError
@@ -127,7 +127,7 @@ def test_updates_at_the_runtime_name_the_nodes_in_use(run_scenario: Callable[...
         world.runtime.update_cpuset = update
         runtime_sync = world.make_runtime_sync()
         world.executor.store.handle(SavedCpusLearned(lse, None))
-        world.executor.store.handle(ContainersUnsaved((lse,)))
+        world.executor.store.handle(RuntimeSyncDue((lse,)))
         await runtime_sync.finish(30)
         assert sent == [BOTH]
         runtime_sync.close()
@@ -162,7 +162,7 @@ def test_a_resize_during_a_pass_is_not_undone_and_is_no_drift(
         world.cgroups.mems = {first: Mask((0,)), second: Mask((0,))}
         world.executor.mems.memory = PlayedMemory({second: MemoryUse({0: MIB}, {}, {})})
         await world.sync.once()
-        assert world.executor.mems.known.held == {first, second}
+        assert world.executor.mems.known.as_planned == {first, second}
         read, is_read, resized = world.cgroups.nodes, threading.Event(), threading.Event()
 
         def slow(path: str) -> Mask:
@@ -182,7 +182,9 @@ def test_a_resize_during_a_pass_is_not_undone_and_is_no_drift(
         resized.set()
         await comparing
         assert (world.cgroups.mems, mems(world)) == ({first: BOTH, second: BOTH}, [])
-        assert world.executor.mems.known.held == {second}, "the first was compared with what it was to have"
+        assert world.executor.mems.known.as_planned == {second}, (
+            "the first was compared with what it was to have"
+        )
         assert world.executor.telemetry.value(metrics.MEMS_REPAIRED) == 0
 
     run_scenario(scenario)

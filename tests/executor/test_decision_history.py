@@ -96,7 +96,7 @@ def test_one_container_does_not_displace_the_records_of_all_others() -> None:
         history.note(i, decision("ns/long/c"), "long")
     assert whens(history.find("long")) == [45, 46, 47, 48, 49]
     for i in range(50):
-        history.note_simple(i, pooled("ns/simple/c", "key"), CPUS)
+        history.note_without_explanation(i, pooled("ns/simple/c", "key"), CPUS)
     assert len(history.find("simple")) == KEEP
 
 
@@ -111,7 +111,7 @@ def test_another_pod_of_the_same_name_is_another_pod() -> None:
 def test_a_call_token_is_replaced_by_the_container_id() -> None:
     history = DecisionHistory()
     history.note(1, decision("ns/p/c"), "call-1")
-    history.note_simple(2, pooled("ns/q/c", "call-2"), CPUS)
+    history.note_without_explanation(2, pooled("ns/q/c", "call-2"), CPUS)
     history.renamed("call-1", "0123456789ab")
     history.renamed("call-2", "ba9876543210")
     history.renamed("call-3", "missing")
@@ -164,7 +164,7 @@ def test_names_of_containers(query: str, found: list[float]) -> None:
     history = DecisionHistory()
     history.note(1, decision("ns/web", uid="uid-web-1"), "sandbox-0001")
     history.note(2, decision("ns/web/app", uid="uid-web-1"), "0123456789abcdef")
-    history.note_simple(3, pooled("ns/web/sidecar", "fedcba9876543210", uid="uid-web-1"), CPUS)
+    history.note_without_explanation(3, pooled("ns/web/sidecar", "fedcba9876543210", uid="uid-web-1"), CPUS)
     history.note(4, decision("other/web/app", REFUSED, uid="uid-web-2"))
     assert whens(history.find(query)) == found
 
@@ -182,7 +182,7 @@ def test_a_name_counts_before_an_id() -> None:
 
 def test_a_simple_placement_is_explained_on_request() -> None:
     history = DecisionHistory()
-    history.note_simple(7, pooled("ns/p/c", "id"), CPUS)
+    history.note_without_explanation(7, pooled("ns/p/c", "id"), CPUS)
     (record,) = history.find("p")
     found = record.explanation
     assert (record.when, record.container_id, record.exists) == (7, "id", True)
@@ -197,7 +197,7 @@ def test_the_list_of_pods() -> None:
     history = DecisionHistory()
     history.note(1, decision("ns/a"), "s1")
     history.note(2, decision("ns/b/c", REFUSED))
-    history.note_simple(3, pooled("ns/a/app", "a1"), CPUS)
+    history.note_without_explanation(3, pooled("ns/a/app", "a1"), CPUS)
     history.note(4, decision("ns/d/c", Verdict(9)))
     a, b, d = sorted(history.pods(), key=lambda line: line.pod)
     assert [line.pod for line in history.pods()] == ["ns/b", "ns/a", "ns/d"]
@@ -222,7 +222,7 @@ def test_memory_is_bounded_whatever_happens() -> None:
         if kind == 1:
             history.note(i, decision(ref), key)
         else:
-            history.note_simple(i, pooled(ref, key), CPUS)
+            history.note_without_explanation(i, pooled(ref, key), CPUS)
         alive.append(key)
         if len(alive) > 100:
             history.removed(alive.pop(chance.randrange(100)))
@@ -243,7 +243,7 @@ def test_a_simple_note_takes_little_time() -> None:
     for _ in range(3):
         begin = time.perf_counter()
         for one in container:
-            history.note_simple(0, one, CPUS)
+            history.note_without_explanation(0, one, CPUS)
         best = min(best, (time.perf_counter() - begin) / len(container))
     assert best < 50e-6
 
@@ -291,7 +291,7 @@ def test_a_plan_that_is_applied_later_moved_nothing_at_the_create() -> None:
 def test_a_placement_that_is_refused_elsewhere_is_void() -> None:
     history = DecisionHistory(limit=3)
     history.note(1, decision("ns/p/c"), "call-1")
-    history.note_simple(2, pooled("ns/p/c", "call-1"), CPUS)
+    history.note_without_explanation(2, pooled("ns/p/c", "call-1"), CPUS)
     history.refused("call-1", REFUSED)
     assert [r.explanation.verdict.admitted for r in history.find("p")] == [True, False]
     history.refused("call-2", REFUSED)
@@ -323,7 +323,7 @@ def test_long_messages_are_cut() -> None:
 
 def test_a_simple_placement_of_an_observed_pod_is_recorded_as_not_applied() -> None:
     history = DecisionHistory(limit=3)
-    history.note_simple(1, pooled("ns/p/c", "id"), CPUS, applied=False)
+    history.note_without_explanation(1, pooled("ns/p/c", "id"), CPUS, applied=False)
     assert [line.applied for line in history.pods()] == [False]
     assert not history.find("p")[0].explanation.applied
     history.amend("id", "and then")
@@ -332,7 +332,7 @@ def test_a_simple_placement_of_an_observed_pod_is_recorded_as_not_applied() -> N
     known = history.find("p")[0].explanation
     assert (known.applied, known.cpus, known.mems) == (True, CPUS, None)
     assert history.pods()[0].applied
-    history.note_simple(2, pooled("ns/p/c", "id"), CPUS)
+    history.note_without_explanation(2, pooled("ns/p/c", "id"), CPUS)
     assert [record.explanation.applied for record in history.find("p")] == [True, True]
 
 

@@ -370,7 +370,7 @@ def test_a_client_that_disconnects_while_a_plugin_is_queried(run_scenario: Any) 
         await world.until(lambda: plugins.log)
         plugins.during = lambda: None
         await asyncio.sleep(0)  # the decision follows in the turn after the plugin's answer
-        await world.until(lambda: not world.executor.state.runtime.arriving)
+        await world.until(lambda: not world.executor.state.runtime.arriving_sandboxes)
         assert call.sent is None
         assert world.executor.state.devices.held == {}
         assert world.executor.state.pods == {}

@@ -161,16 +161,16 @@ def test_a_suspected_container_is_compared_at_once(run_scenario: Callable[..., N
         ls, lse = await two(world)
         for container in (ls, lse):
             write_as_another_program(world, None, container, "0-7")
-        drift(world).suspect("systemd")
+        drift(world).compare_soon("systemd")
         await done(world, 2)
         assert (world.on(ls), world.on(lse)) == ("4-15", "0-3")
         assert counted(world) == {"systemd": 2}
         write_as_another_program(world, None, ls, "0-7")
-        drift(world).suspect("runc", [ls, "absent"])
+        drift(world).compare_soon("runc", [ls, "absent"])
         await done(world, 3)
         world.now += 60
         write_as_another_program(world, None, ls, "0-7")
-        drift(world).suspect("unknown")
+        drift(world).compare_soon("unknown")
         await done(world, 4)
         assert counted(world) == {"systemd": 2, "runc": 1, "unknown": 1}, (
             "an old update does not explain a write"
@@ -223,7 +223,7 @@ def test_a_runtime_that_stores_an_update_after_the_write_is_queried_once_more(
         await world.until(lambda: counted(world))
         assert (counted(world), queried) == ({"runc": 1}, [ls, ls])
         assert world.executor.state.runtime.saved.get(ls) == CpuSet.parse("0-7")
-        assert ls in world.executor.state.runtime.unsaved
+        assert ls in world.executor.state.runtime.awaiting_sync
 
     run_scenario(scenario)
 
@@ -244,7 +244,7 @@ def test_a_container_that_was_just_checked_is_checked_again_later(
         assert world.executor.state.runtime.saved.get(ls) != CpuSet.parse("0-7"), "it has just been queried"
         world.now += attribution.AGAIN_S
         await world.until(lambda: world.executor.state.runtime.saved.get(ls) == CpuSet.parse("0-7"))
-        assert ls in world.executor.state.runtime.unsaved
+        assert ls in world.executor.state.runtime.awaiting_sync
 
     run_scenario(scenario)
 
@@ -282,7 +282,7 @@ def test_containers_are_queried_later_if_the_runtime_does_not_answer(
         await done(world, 1)
         world.runtime.down = False
         await world.until(lambda: world.executor.state.runtime.saved.get(ls) == CpuSet.parse("0-7"))
-        assert ls in world.executor.state.runtime.unsaved
+        assert ls in world.executor.state.runtime.awaiting_sync
 
     run_scenario(scenario)
 
@@ -558,6 +558,6 @@ def test_a_comparison_that_outlives_its_reconcile_is_recorded(run_scenario: Call
             await asyncio.sleep(0.001)
         await asyncio.sleep(0)
         assert world.executor.telemetry.value(metrics.CPUSETS_REPAIRED) == 1
-        assert ls in world.executor.state.runtime.unsaved, "the runtime is to be sent its CPUs"
+        assert ls in world.executor.state.runtime.awaiting_sync, "the runtime is to be sent its CPUs"
 
     run_scenario(scenario)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.engine.call_events import ContainersUnsaved
+from proxy.engine.call_events import RuntimeSyncDue
 from proxy.engine.invariants import violations
 from proxy.executor.context import CANNOT_WRITE
 from proxy.executor.missing_cgroups import NO_CGROUP, NO_CGROUPS
@@ -515,7 +515,7 @@ def test_a_container_that_ends_before_the_report_is_not_a_problem(run_scenario) 
 
         async def problems_after(state: str) -> list[str]:
             world.runtime.update_error = refusal
-            world.executor.store.handle(ContainersUnsaved((ls,)))
+            world.executor.store.handle(RuntimeSyncDue((ls,)))
             finishing = asyncio.create_task(runtime_sync.finish(30))
             await asyncio.sleep(0)
             world.runtime.containers[ls] = changed_copy(world.runtime.containers[ls], state=state)

@@ -156,7 +156,7 @@ def test_a_veto_refuses_the_create_and_leaves_nothing_reserved(run_scenario, kin
             assert (
                 len(world.executor.state.containers),
                 world.on(ls),
-                world.executor.state.runtime.lost,
+                world.executor.state.runtime.lost_creates,
             ) == (
                 1,
                 "0-15",
@@ -322,7 +322,7 @@ def test_a_client_that_disconnects_while_hooks_run_leaves_nothing_reserved(run_s
             world.wire.finished(call, None)
             may_answer.set()
             await world.until(lambda: not world.executor.state.owners)
-            assert (call.sent, call.refused, world.executor.state.runtime.lost) == (None, None, {})
+            assert (call.sent, call.refused, world.executor.state.runtime.lost_creates) == (None, None, {})
 
     run_scenario(scenario)
 

@@ -210,7 +210,7 @@ def test_a_synchronize_event_holds_all_pods_and_containers(run_scenario) -> None
             assert (str(event.pools.shared), event.machine) == ("0-1,4-15", world.executor.state.node.machine)
             assert {i: str(own) for i, own in event.pools.owners.items()} == {lse: "2-3"}
             state = world.executor.state
-            world.executor.store._state = state.with_runtime(state.runtime.with_arriving("s-lse"))
+            world.executor.store._state = state.with_runtime(state.runtime.with_arriving_sandbox("s-lse"))
             made = [pod.sandbox_id for pod in h.lifecycle.everything().pods]
             assert sorted(made) == ["old", "s-ls"], "a sandbox in creation is not included"
 

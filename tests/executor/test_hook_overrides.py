@@ -157,7 +157,7 @@ def test_owned_cpus_given_away_by_hooks_are_reclaimed_when_no_longer_allowed(run
         await world.until(lambda: (world.on(some), world.on(only)) == ("3-4", "2"))
         await world.close()
         world.boot()
-        world.executor.overrides.take_back()
+        world.executor.overrides.withdraw_extra_cpus()
         await world.sync.once()
         await world.until(lambda: (world.on(some), world.on(only)) == ("4", "4-15"))
         await world.quiet()
@@ -170,7 +170,7 @@ def test_owned_cpus_given_away_by_hooks_are_reclaimed_when_no_longer_allowed(run
         )
         assert "beyond" not in world.ledger.entries[f"c/{some}"]["placement"]
         state = world.executor.state
-        world.executor.overrides.take_back()
+        world.executor.overrides.withdraw_extra_cpus()
         assert world.executor.state is state
 
     run_scenario(scenario)

@@ -53,7 +53,7 @@ def test_a_container_whose_cgroup_is_found_is_moved_and_not_searched_again(run_s
         await world.sync.once()
         assert places.queried == [ls]
         places.paths.clear()
-        world.executor.cgroup_locator.recall()
+        world.executor.cgroup_locator.remember_recorded_paths()
         assert places.paths == {ls: "odd"}, "as after a start"
         assert world.executor.telemetry.problems() == []
         world.cgroups.sets[ls] = world.cgroups.sets.pop("odd")

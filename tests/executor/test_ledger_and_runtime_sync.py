@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.engine.call_events import ContainersUnsaved, SavedCpusLearned
+from proxy.engine.call_events import RuntimeSyncDue, SavedCpusLearned
 from proxy.executor.background import Worker
 from proxy.executor.ledger_codec import dump, load_container, load_pod
 from proxy.executor.ledger_writer import LedgerWriter
@@ -242,7 +242,7 @@ def test_the_runtime_sync_survives_errors(run_scenario) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         for error in (RuntimeCallError("cannot: gone", 5), RuntimeCallError("cannot: odd", 2)):
             world.runtime.update_error = error
-            world.executor.store.handle(ContainersUnsaved((ls,)))
+            world.executor.store.handle(RuntimeSyncDue((ls,)))
             world.executor.store.handle(SavedCpusLearned(ls, None))
             world.executor.runtime_sync_due.set()
             await world.quiet()
@@ -252,7 +252,7 @@ def test_the_runtime_sync_survives_errors(run_scenario) -> None:
         ]
         world.now += 5
         world.runtime.update_error = UnavailableError("cannot: down")
-        world.executor.store.handle(ContainersUnsaved((ls,)))
+        world.executor.store.handle(RuntimeSyncDue((ls,)))
         world.executor.store.handle(SavedCpusLearned(ls, None))
         world.executor.runtime_sync_due.set()
         await world.until(lambda: world.executor.state.inflight.orphans())

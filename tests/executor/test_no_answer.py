@@ -76,7 +76,7 @@ def test_no_second_update_while_the_last_may_be_in_flight(run_scenario: Callable
         world.now += 3
         await world.sync.once()
         assert not world.executor.state.inflight.orphans()
-        assert ls in world.executor.state.runtime.unsaved, (
+        assert ls in world.executor.state.runtime.awaiting_sync, (
             "it is updated without a further call when that is over"
         )
         await runtime_sync.finish(60)
@@ -304,14 +304,14 @@ def test_a_kernel_that_does_not_answer_refuses_the_create(run_scenario: Callable
         ls = await world.run(await world.pod("ls", "LS"))
         sandbox = await world.pod("lse", "LSE", "", "0-3")
         answers = asyncio.Event()
-        run = world.executor.kernel.run_noted
+        run = world.executor.kernel.run_with_callback
 
         async def slowly(noted: Any, job: Any, *args: Any) -> Any:
             if job == world.executor.cpuset_writer.write_pools:
                 await answers.wait()
             return await run(noted, job, *args)
 
-        world.executor.kernel.run_noted = slowly
+        world.executor.kernel.run_with_callback = slowly
         call = await world.begin(sandbox)
         assert call.refused is not None
         assert "in time" in call.refused[1]

@@ -186,7 +186,7 @@ def test_sharing_containers_follow_new_rules_without_a_reconcile(run_scenario, t
         node.path.write_text(
             json.dumps({"metadata": {"annotations": {RESERVATION: json.dumps({"reservedCPUs": "0,2"})}}})
         )
-        await world.executor.node_policy.follow(world.executor.kernel)
+        await world.executor.node_policy.refresh(world.executor.kernel)
         await world.quiet()
         assert world.on(ls) == "1,3-15"
         assert world.executor.telemetry.value(metrics.RECONCILES) == passes

@@ -382,12 +382,12 @@ class RandomClient:
             executor.state.containers,
             executor.state.owners,
             executor.state.runtime.saved,
-            executor.state.runtime.lost,
-            executor.state.runtime.unsaved,
+            executor.state.runtime.lost_creates,
+            executor.state.runtime.awaiting_sync,
             executor.quotas.known.records,
             executor.quotas.known.unsent,
             executor.state.inflight.calls,
-            executor.state.runtime.arriving,
+            executor.state.runtime.arriving_sandboxes,
             self.world.ledger.entries,
         ):
             assert not rest

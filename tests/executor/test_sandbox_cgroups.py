@@ -79,22 +79,22 @@ def on(tree: Tree, of: Pod) -> str:
 
 def test_sandboxes_leave_owned_cpus_and_return_with_a_full_comparison(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
-    assert ours.leave(state()) == []
+    assert ours.move_off_owned_cpus(state()) == []
     assert (tree.reads, tree.writes) == (0, 0), "there is no owner"
-    assert ours.leave(state(owner("0-1"))) == []
+    assert ours.move_off_owned_cpus(state(owner("0-1"))) == []
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["2-7", "0-7", "2-7"], "an owner's sandbox shares CPUs too"
-    assert ours.leave(state(owner("0-3", hard=True))) == []
+    assert ours.move_off_owned_cpus(state(owner("0-3", hard=True))) == []
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["4-7", "4-7", "4-7"]
-    for look in (ours.leave, ours.follow):
+    for look in (ours.move_off_owned_cpus, ours.write_all):
         assert look(state(owner("7"))) == []
         assert [on(tree, p) for p in (LS, BE)] == ["4-6", "4-7"], "no sandbox grows while an owner exists"
-    assert ours.leave(state(owner("4-7"))) == []
+    assert ours.move_off_owned_cpus(state(owner("4-7"))) == []
     assert [on(tree, p) for p in (LS, BE)] == ["0-3", "4-7"], (
         "a sandbox without remaining CPUs gets the whole pool"
     )
-    assert ours.leave(state()) == []
+    assert ours.move_off_owned_cpus(state()) == []
     assert on(tree, LS) == "0-3", "no sandbox grows during a call"
-    assert ours.follow(state()) == []
+    assert ours.write_all(state()) == []
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["0-7"] * 3
     assert ours.written == 2 + 3 + 2 + 2 + 3
 
@@ -103,35 +103,35 @@ def test_a_sandbox_that_leaves_moves_to_cpus_reserved_from_owners(tree: Tree) ->
     node = changed_copy(NODE, reserved=CpuSet.parse("0,4"))
     ours = SandboxCgroups(tree, QUIRKS)
     for owned in ("5", "6-7", "1-3"):
-        assert ours.leave(state(owner(owned, hard=True), node=node)) == []
+        assert ours.move_off_owned_cpus(state(owner(owned, hard=True), node=node)) == []
         assert [on(tree, p) for p in (LS, BE, LSR)] == ["0,4"] * 3
     assert ours.written == 3, "moved once"
-    assert ours.leave(state(owner("0"), node=node)) == []
+    assert ours.move_off_owned_cpus(state(owner("0"), node=node)) == []
     assert on(tree, LS) == "4"
-    assert ours.leave(state(owner("0,4"), node=node)) == []
+    assert ours.move_off_owned_cpus(state(owner("0,4"), node=node)) == []
     assert on(tree, LS) == "1-3,5-7"
-    assert ours.follow(state(node=node)) == []
+    assert ours.write_all(state(node=node)) == []
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["0-7"] * 3
 
 
 def test_a_sandbox_off_the_owned_cpus_causes_no_write(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
-    ours.leave(state(owner("0-3", hard=True)))
+    ours.move_off_owned_cpus(state(owner("0-3", hard=True)))
     tree.reads = tree.writes = 0
-    ours.leave(state(owner("0-2", hard=True)))
-    ours.leave(state(owner("3", hard=True)))
+    ours.move_off_owned_cpus(state(owner("0-2", hard=True)))
+    ours.move_off_owned_cpus(state(owner("3", hard=True)))
     assert (tree.reads, tree.writes) == (0, 0)
-    ours.follow(state())
+    ours.write_all(state())
     tree.reads = tree.writes = 0
-    ours.follow(state())
+    ours.write_all(state())
     assert (tree.reads, tree.writes) == (0, 0), "it has its whole pool, and there is no owner"
 
 
 def test_a_foreign_set_is_found_by_a_reconcile(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
-    ours.follow(state(owner("0")))
+    ours.write_all(state(owner("0")))
     FakeCgroups.write(tree, "kubepods/podls/s-ls", CpuSet.parse("0-1"), None)
-    assert ours.follow(state(owner("0"))) == []
+    assert ours.write_all(state(owner("0"))) == []
     assert on(tree, LS) == "1"
 
 
@@ -142,10 +142,10 @@ def test_groups_of_other_programs_are_not_widened(tree: Tree) -> None:
     FakeCgroups.write(tree, "kubepods/podls", few, None)
     ours = SandboxCgroups(tree, QUIRKS)
     for there, left in (([owner("0")], "1-3"), ([owner("5")], "1-3"), ([], "0-3")):
-        assert ours.follow(state(*there)) == []
+        assert ours.write_all(state(*there)) == []
         assert on(tree, LS) == left
         assert tree.read("kubepods/podls").cpus == few
-    assert ours.follow(state(owner("0-3"))) == []
+    assert ours.write_all(state(owner("0-3"))) == []
     assert on(tree, LS) == "4-7", "an owner's CPUs are left in any case"
 
 
@@ -156,12 +156,12 @@ def test_a_sandbox_without_a_group_is_searched_periodically(tree: Tree) -> None:
     tree.rmdir("kubepods/podls/s-ls")
     ours = SandboxCgroups(tree, QUIRKS)
     for _ in range(70):
-        assert ours.follow(state(owner("0"))) == []
-        ours.leave(state(owner("0")))
+        assert ours.write_all(state(owner("0"))) == []
+        ours.move_off_owned_cpus(state(owner("0")))
     # Twice; and in the passes 32 and 64, but never during a create.
     assert found.count("s-ls") == 2 + 2
     assert found.count("s-lsr") == 1
-    ours.follow(NodeState.of(NODE, [], ()))
+    ours.write_all(NodeState.of(NODE, [], ()))
     assert not ours._missed
     assert not ours._observed
 
@@ -169,13 +169,13 @@ def test_a_sandbox_without_a_group_is_searched_periodically(tree: Tree) -> None:
 def test_a_failed_write_is_reported_and_a_missing_group_is_not(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
     tree.refuse = 16
-    errors = ours.leave(state(owner("0")))
+    errors = ours.move_off_owned_cpus(state(owner("0")))
     assert sorted(errors)[0] == "cannot move the sandbox of ns/ls: cannot write kubepods/podls/s-ls"
     assert len(errors) == 2
     tree.refuse = 2
-    assert ours.leave(state(owner("0"))) == []
+    assert ours.move_off_owned_cpus(state(owner("0"))) == []
     tree.refuse = 0
-    assert ours.leave(state(owner("0"))) == []
+    assert ours.move_off_owned_cpus(state(owner("0"))) == []
     assert on(tree, LS) == "1-7"
 
 
@@ -203,16 +203,16 @@ def test_monitors_of_crio_move_with_the_sandbox(tree: Tree) -> None:
     crio(tree, LSR, "own")
     ours = SandboxCgroups(tree, QUIRKS)
     a, b = sharer("a"), sharer("b", Phase.CREATING)
-    assert ours.leave(state(owner("0-1"), a, b)) == []
+    assert ours.move_off_owned_cpus(state(owner("0-1"), a, b)) == []
     assert LS.sandbox_id in ours.monitored
     assert BE.sandbox_id not in ours.monitored, "its sandbox has the layout of containerd"
     monitor = "kubepods/podls/crio-conmon-{}".format
     assert [cpus(tree, monitor(c)) for c in "ab"] == ["2-7", "0-7"]
     assert cpus(tree, "kubepods/podlsr/crio-conmon-own") == "2-7", "an owner's monitor shares CPUs too"
     assert cpus(tree, "kubepods/podls/crio-a") == "0-7", "containers are written by another part"
-    assert ours.leave(state(owner("0-1"), a, sharer("b", Phase.CREATED))) == []
+    assert ours.move_off_owned_cpus(state(owner("0-1"), a, sharer("b", Phase.CREATED))) == []
     assert cpus(tree, monitor("b")) == "2-7"
-    assert ours.follow(state(a)) == []
+    assert ours.write_all(state(a)) == []
     assert cpus(tree, monitor("a")) == "0-7"
     assert set(ours._observed) == {"s-ls", "s-be", "s-lsr", "conmon-a"}
 
@@ -225,9 +225,9 @@ def test_a_crio_sandbox_without_controllers_is_not_reported(tree: Tree, name: st
         tree.write(f"kubepods/podls/{name}", MACHINE.online, Mask((0,)))
     ours = SandboxCgroups(tree, QUIRKS)
     tree.without = f"kubepods/podls/{name}"
-    assert len(ours.leave(state(owner("0")))) == reported
+    assert len(ours.move_off_owned_cpus(state(owner("0")))) == reported
     tree.without = ""
-    assert ours.leave(state(owner("0"))) == []
+    assert ours.move_off_owned_cpus(state(owner("0"))) == []
     assert cpus(tree, f"kubepods/podls/{name}") == "1-7", "a container of the pod restores them"
 
 
@@ -243,20 +243,20 @@ def test_monitors_are_not_searched_if_there_are_none(tree: Tree) -> None:
     find = tree.find
     tree.find = lambda parent, key: found.append(key) or find(parent, key)  # type: ignore[method-assign]
     ours = SandboxCgroups(tree, QUIRKS)
-    for look in (ours.leave, ours.follow):
+    for look in (ours.move_off_owned_cpus, ours.write_all):
         look(state(owner("0"), sharer("a")))
     assert not [key for key in found if key.startswith("conmon")]
 
 
 def test_erased_be_sets_are_left_to_their_groups(tree: Tree) -> None:
     node = changed_copy(NODE, be_cpuset=BeCpuset.ERASE)
-    SandboxCgroups(tree, QUIRKS).follow(state(owner("0", hard=True), node=node))
+    SandboxCgroups(tree, QUIRKS).write_all(state(owner("0", hard=True), node=node))
     assert (on(tree, BE), on(tree, LS)) == ("0-7", "1-7")
 
 
 def test_sandboxes_do_not_follow_suppression(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
     there = state(owner("0", hard=True)).with_be_limit(CpuSet.parse("6-7"))
-    ours.follow(there)
-    ours.leave(there)
+    ours.write_all(there)
+    ours.move_off_owned_cpus(there)
     assert on(tree, BE) == "1-7"

@@ -34,9 +34,9 @@ def test_a_lost_create_is_resolved_before_the_next_period(run_scenario, monkeypa
         world.executor.reconcile_requested.clear()
         task = asyncio.create_task(world.sync.run())
         await asyncio.sleep(0.02)
-        assert world.executor.state.runtime.lost
+        assert world.executor.state.runtime.lost_creates
         world.now += 10
-        await world.until(lambda: (world.executor.state.runtime.lost, world.on(ls)) == ({}, "0-15"))
+        await world.until(lambda: (world.executor.state.runtime.lost_creates, world.on(ls)) == ({}, "0-15"))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -49,7 +49,7 @@ def test_a_lost_create_that_never_came_is_forgotten_in_one_pass(run_scenario) ->
         world.wire.finished(lost, None)
         world.now += 10
         await world.sync.once()
-        assert (world.executor.state.runtime.lost, world.executor.state.runtime.saved) == ({}, {})
+        assert (world.executor.state.runtime.lost_creates, world.executor.state.runtime.saved) == ({}, {})
 
     run_scenario(scenario)
 

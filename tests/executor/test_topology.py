@@ -118,7 +118,7 @@ def check_nothing_is_left(world: Any) -> None:
     state = world.executor.state
     assert violations(state) == []
     assert (state.pools.shared, state.cpus_set_aside()) == (world.machine.online, CpuSet())
-    assert not world.executor.state.runtime.arriving
+    assert not world.executor.state.runtime.arriving_sandboxes
     assert not state.pods
 
 
@@ -161,7 +161,7 @@ def test_a_refused_pod_leaves_only_its_reason(run_scenario) -> None:
         assert world.executor.state is before
         assert records(world, "ns/c") == [("ns/c", False, False)]
         assert world.executor.telemetry.value(metrics.PODS_REFUSED) == 1
-        assert not world.executor.state.runtime.arriving
+        assert not world.executor.state.runtime.arriving_sandboxes
         assert any(line.startswith("refused a pod pod=ns/c ") for line in world.logged)
 
     run_scenario(scenario, rules=BY_POD)
@@ -584,7 +584,7 @@ def test_a_client_that_disconnects_during_a_query_of_kubelet_gets_no_cpus(
         assert not isinstance(call.state, CallContext), "nothing would end it"
         assert world.executor.state.containers == before.containers
         assert world.executor.state.cpus_set_aside() == CpuSet()
-        assert not world.executor.state.runtime.arriving
+        assert not world.executor.state.runtime.arriving_sandboxes
 
     run_scenario(scenario, rules=rules, sources=(kubelet, None))
 

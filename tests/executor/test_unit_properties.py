@@ -338,7 +338,7 @@ def test_the_cpuset_of_an_earlier_plan_is_no_wrong_mask(run_scenario: Any) -> No
         assert world.cgroups.sets[ls] == reversed_mask(REST) == cpus_of("4-15")
         systemd.away = False
         await check_set(world, ls, cpus_of("4-15"))
-        assert world.executor.unit_properties.order is MaskOrder.RIGHT
+        assert world.executor.unit_properties.order is MaskOrder.CORRECT
         assert not any("runc before 1.1.6" in str(p) for p in world.executor.telemetry.problems())
         await world.remove(next_one)
 
@@ -353,7 +353,7 @@ def test_a_call_for_a_container_outside_of_a_fence_widens_it(run_scenario: Any) 
         sandbox, slices = await pod(world, "two"), world.scopes.slices
         owner = await world.create(sandbox, "one", cpu_shares=1024, cpu_quota=100_000, cpu_period=100_000)
         fencing, state = world.executor.unit_properties.fencing, world.executor.state
-        fence = await fencing.put(state.containers[owner])  # for a call
+        fence = await fencing.set_up(state.containers[owner])  # for a call
         assert len(slices[slice_of("two")]) == 1
         other = await world.create(sandbox, "two", **SHARES)
         want = cpus_of(world.runtime.specs[other])
@@ -363,7 +363,7 @@ def test_a_call_for_a_container_outside_of_a_fence_widens_it(run_scenario: Any) 
         systemd.runc(other, want)
         world._state(other, "RUNNING")
         world.wire.finished(call, 0)
-        await fencing.take(fence)
+        await fencing.remove(fence)
         await check_set(world, other, want)
 
     on_systemd(run_scenario, scenario)
@@ -472,7 +472,7 @@ def test_a_runtime_with_right_sets_is_trusted(run_scenario: Any) -> None:
         assert unit_properties.order is MaskOrder.UNKNOWN, "all CPUs read the same in both orders"
         assert world.executor.telemetry.value(metrics.POD_CGROUPS_NARROWED) == 0
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert world.executor.unit_properties.order is MaskOrder.RIGHT
+        assert world.executor.unit_properties.order is MaskOrder.CORRECT
         fences = world.executor.telemetry.value(metrics.POD_CGROUPS_NARROWED)
         await wait_until_settled(world)
         before = len(systemd.queried)
@@ -494,7 +494,7 @@ def test_a_property_that_a_release_has_set_does_not_show_the_order(run_scenario:
         assert unit_properties.order is MaskOrder.REVERSED
         systemd.runc(ls, REST)
         unit_properties.sent(ls, REST, alone=True)
-        await unit_properties.give(ls, REST, Mask())
+        await unit_properties.set_for_release(ls, REST, Mask())
         await wait_until_settled(world)
         assert unit_properties.order is MaskOrder.REVERSED
 
@@ -507,7 +507,7 @@ def test_a_runc_that_begins_to_send_wrong_masks_is_detected(run_scenario: Any) -
             return world.executor.unit_properties.order
 
         await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert order() is MaskOrder.RIGHT
+        assert order() is MaskOrder.CORRECT
         systemd.wrong = True
         ls = await run(world, "ls", qos="LS")
         await check_set(world, ls, REST)
@@ -742,10 +742,10 @@ def test_a_container_with_returned_cpus_has_them_as_a_property(run_scenario: Any
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
         world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
-        await world.executor.unit_properties.give(ls, cpus_of(ALL), Mask.parse("0-1"))
+        await world.executor.unit_properties.set_for_release(ls, cpus_of(ALL), Mask.parse("0-1"))
         assert systemd.units[unit_of(ls)] == UnitSets(cpus_of(ALL), Mask.parse("0-1"))
         systemd.away = True
-        await world.executor.unit_properties.give(ls, REST, Mask.parse("0"))
+        await world.executor.unit_properties.set_for_release(ls, REST, Mask.parse("0"))
         assert "cannot query systemd" in str(world.executor.telemetry.problems())
 
     on_systemd(run_scenario, scenario)

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
-from proxy.engine.owners import unowned_floor_cpus
+from proxy.engine.owners import floor_cpus
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet, Mask
@@ -74,7 +74,7 @@ def test_the_description_of_a_running_node() -> None:
 def test_the_floor_of_the_shared_pool_is_not_free_and_schedulers_know_it_as_reserve() -> None:
     node = replace(NODE, admission=AdmissionRules(floor=0, numa_floor=2))
     state = NodeState.of(node, [LSR], [owner("a", LSR, "2,10")])
-    assert str(unowned_floor_cpus(state)) == "3,7,11,15"
+    assert str(floor_cpus(state)) == "3,7,11,15"
     page = describe_node(state, "n1")
     assert (page["freeCPUs"], page["floorCPUs"], page["withheldCPUs"]) == (
         "1,4-6,9,12-14",

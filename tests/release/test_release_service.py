@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.engine.call_events import ContainersUnsaved
+from proxy.engine.call_events import RuntimeSyncDue
 from proxy.engine.inflight_call_rules import ORPHAN_GRACE_S
 from proxy.engine.node_events import KubeletCpusRead
 from proxy.executor.runtime_ports import RuntimeDetail
@@ -160,11 +160,11 @@ def test_queued_jobs_move_no_container_after_a_release(run_scenario: Callable[..
         await world.run(await world.pod("lse", "LSE", cpus="2-3"))
         runtime_sync = world.make_runtime_sync()
         async with Leaving(world) as release:
-            assert world.executor.state.runtime.unsaved
+            assert world.executor.state.runtime.awaiting_sync
             world.executor.writes.write_soon([ls])
             await release.begin()
             await over(world, release)
-            world.executor.store.handle(ContainersUnsaved((ls,)))
+            world.executor.store.handle(RuntimeSyncDue((ls,)))
             await runtime_sync.finish(10)
             world.executor.writes.write_soon([ls])
             await cleared(world, world.executor.state.node.machine.online)

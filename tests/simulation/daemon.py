@@ -240,7 +240,7 @@ class Daemon:
         await wait_quiet(is_placing, patience)
         quiet = await wait_quiet(is_busy, GOAWAY_S)
         former = executor.call_tracker.former_calls
-        former.report(self._tell)
+        former.report_ends_to(self._tell)
         relayed = self.wire.hand_over(
             lambda code, message: kubelet.refuse_undecided(self, code, message),
             lambda: [kubelet_call.call for kubelet_call in kubelet.open_at(self)],

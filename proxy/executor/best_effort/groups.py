@@ -33,7 +33,7 @@ class BeGroups:
     def __init__(self, cgroups: Cgroups) -> None:
         self._cgroups = cgroups
 
-    def follow(self, state: NodeState, paths: Mapping[str, str]) -> list[str]:
+    def write(self, state: NodeState, paths: Mapping[str, str]) -> list[str]:
         """Write the groups whose cpusets differ from the wanted ones.
 
         Args:

@@ -108,7 +108,7 @@ class Suppression:
             settings = self.settings
             await self._run(settings)
             if self.settings.mode is not settings.mode:
-                await self._give_back("the configuration has changed")
+                await self._end_suppression("the configuration has changed")
 
     async def _run(self, settings: SuppressionSettings) -> None:
         """Suppress until the settings change."""
@@ -121,7 +121,7 @@ class Suppression:
                 if settings.mode is not SuppressMode.QUOTA or waited >= MISSED_ROUNDS:
                     await self._remove_quotas(sorted(self.known.written))
                 if reason := engine.suppression_obstacle(self._context.state, settings):
-                    await self._give_back(reason)
+                    await self._end_suppression(reason)
                 elif settings.mode is SuppressMode.OFF:
                     wait = waits.next() if self.known.written else math.inf
                 elif reconciled.is_set():
@@ -156,7 +156,7 @@ class Suppression:
         for effect in context.store.handle(event):
             match effect:
                 case Change(moved=moved):
-                    await self._follow(moved)
+                    await self._write_pool(moved)
                 case engine.ReportBeChange(change):
                     context.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
                     keys = {"now": change.after, "before": change.before, "reason": change.reason}
@@ -189,7 +189,7 @@ class Suppression:
         above = usage.best_effort(query.parents) or self.known.above
         return above, usage.read({**query.groups, ABOVE: UsageGroup(above)} if above else query.groups)
 
-    async def _follow(self, moved: list[str]) -> None:
+    async def _write_pool(self, moved: list[str]) -> None:
         """Write the BE pool to the kernel."""
         if moved:
             await self._writes.write_now(moved)
@@ -236,14 +236,14 @@ class Suppression:
 
     # -- giving back --------------------------------------------------------------------------------------
 
-    async def _give_back(self, reason: str) -> None:
+    async def _end_suppression(self, reason: str) -> None:
         await self._handle(engine.SuppressionEnded(self._context.wall_clock(), reason))
 
     async def stop(self) -> None:
         """Restore everything; ``run`` has ended."""
         try:
             async with asyncio.timeout(STOP_LIMIT_S):
-                await self._give_back("the daemon stops")
+                await self._end_suppression("the daemon stops")
         except (TimeoutError, TopoproxyError) as error:
             self._context.telemetry.problem(
                 "cannot restore what BE pods had", err=str(error) or "it takes too long"

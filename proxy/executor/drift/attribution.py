@@ -57,7 +57,7 @@ class Attribution:
         context.health.watch(self._worker)
         self._queried: dict[str, float] = {}
         self._due: set[str] = set()
-        self._queries_later = False
+        self._is_query_scheduled = False
 
     async def writers(
         self, found: Mapping[str, CpuSet | None], hints: Mapping[str, WriterHint]
@@ -111,8 +111,8 @@ class Attribution:
         for container_id in unanswered:
             self._queried.pop(container_id, None)
         self._due.update(unanswered)
-        if self._due and not self._queries_later:
-            self._queries_later = True
+        if self._due and not self._is_query_scheduled:
+            self._is_query_scheduled = True
             context.spawn(self._query_later())
         for container_id, cpus in saved.items():
             container = context.state.containers.get(container_id)
@@ -131,7 +131,7 @@ class Attribution:
                 await asyncio.sleep(PAUSE_S)
                 await self._query(())
         finally:
-            self._queries_later = False
+            self._is_query_scheduled = False
 
     def close(self) -> None:
         """End the worker."""

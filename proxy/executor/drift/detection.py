@@ -76,10 +76,12 @@ class Drift:
         self._kubelet_cpus = kubelet_cpus
         writes.write_with(self.write)
         writes.subscribe(self.note)
-        self.watch = WriteWatch(context, lambda ids: self.suspect(UNKNOWN, ids), self.conflicting, reports)
+        self.watch = WriteWatch(
+            context, lambda ids: self.compare_soon(UNKNOWN, ids), self.conflicting, reports
+        )
         self._suspected: set[str] = set()
-        context.store.perform_by(CompareCpusets, lambda effect: self.suspect(UNKNOWN, effect.ids))
-        self._looks = False
+        context.store.perform_by(CompareCpusets, lambda effect: self.compare_soon(UNKNOWN, effect.ids))
+        self._is_comparing = False
         for writer in WriterKind:
             context.telemetry.count(metrics.DRIFT_REPAIRED, 0, author=writer)
 
@@ -93,7 +95,7 @@ class Drift:
         self.watch.start()
         self._context.run_always(self._tick)
 
-    def suspect(self, writer: str, ids: Iterable[str] | None = None) -> None:
+    def compare_soon(self, writer: str, ids: Iterable[str] | None = None) -> None:
         """Compare some containers with what they should have, at once; callable from the event loop only.
 
         Args:
@@ -106,9 +108,9 @@ class Drift:
         suspects = list(containers) if ids is None else [i for i in ids if i in containers]
         self.hint(writer, (ANY_CONTAINER,) if ids is None else suspects)
         self._suspected.update(suspects)
-        if self._suspected and not self._looks:
-            self._looks = True
-            self._context.spawn(self._follow_suspected())
+        if self._suspected and not self._is_comparing:
+            self._is_comparing = True
+            self._context.spawn(self._compare_suspected())
 
     def hint(self, writer: str, ids: Iterable[str]) -> None:
         """Record a program that may write the cpusets of some containers now.
@@ -119,7 +121,7 @@ class Drift:
             hint = WriterHint(WriterKind(writer), self._context.clock())
             self._context.store.handle(conflicts.WriterDetected(hint, tuple(ids)))
 
-    async def _follow_suspected(self) -> None:
+    async def _compare_suspected(self) -> None:
         try:
             while self._suspected:
                 ids, self._suspected = list(self._suspected), set()
@@ -127,7 +129,7 @@ class Drift:
                     await self._writes.write_now(ids[at : at + AT_ONCE])
                 await asyncio.sleep(GATHER_S)
         finally:
-            self._looks = False
+            self._is_comparing = False
 
     async def _tick(self) -> None:
         """Compare on a timer if writes are not reported."""
@@ -135,7 +137,7 @@ class Drift:
             await self._context.pause(lambda options: options.reconcile_period / 2)
             live = [c.id for c in self._live()]
             if not self.watch.covers(live):
-                self.suspect(UNKNOWN, live)
+                self.compare_soon(UNKNOWN, live)
 
     def _live(self) -> list[Container]:
         is_live = self._context.cpuset_writer.is_live

@@ -188,7 +188,7 @@ class Hotplug:
                     ):
                         self._checks_left = max(self._checks_left, 1)
                 for short in owners_missing_cpus(context.state):
-                    await self._take_back(short)
+                    await self._release_replacements(short)
                 for short in owners_missing_cpus(context.state):
                     await self._assign_replacements(short)
             self.hardware_losses.report()
@@ -220,7 +220,7 @@ class Hotplug:
                 )
         return is_complete
 
-    async def _take_back(self, short: MissingCpus) -> None:
+    async def _release_replacements(self, short: MissingCpus) -> None:
         """Release replacements that are no longer needed, once the kernel shows that the owner left them."""
         context, used = self._context, replacements_in_use(self._context.state, short)
         if all(container.placement.replacement == used for container in short.containers):
@@ -243,7 +243,7 @@ class Hotplug:
         """
         if call.number not in self._awaited:
             self._awaited.add(call.number)
-            self._context.inflight_calls.then(call, functools.partial(self._over, call.number))
+            self._context.inflight_calls.on_completion(call, functools.partial(self._over, call.number))
 
     def _over(self, number: int) -> None:
         self._awaited.discard(number)

@@ -107,7 +107,7 @@ class Fencing:
         self._left: dict[str, CpuSet] = {}
         """Groups that are still narrow, and the list that each had before. For the kernel worker."""
 
-    def can(self, container: Container) -> bool:
+    def can_fence_slice(self, container: Container) -> bool:
         """Return whether a container's pod has a slice of its own that can be narrowed."""
         return self.fences is not None and has_slice(container.pod)
 
@@ -130,28 +130,28 @@ class Fencing:
         """
         if not self.can_confine(container):
             return False
-        fence = await self.put(container)
+        fence = await self.set_up(container)
         if fence is None:
             return False
         calls = self._context.inflight_calls
         is_outdated = fence.cpus != fence_cpus(self._context.state, container)
         # If the fence has the CPUs, another container of the pod owns them.
         if is_outdated or fence.cpus & owned or calls.has_completed(call):
-            await self.take(fence)
+            await self.remove(fence)
             return False
         before = self._fenced.get(call)
         self._fenced[call] = fence
         if before is not None:
-            await self.take(before)  # one of two: the list stays as it is now
+            await self.remove(before)  # one of two: the list stays as it is now
         else:
-            calls.then(call, functools.partial(self._left_behind, call))
+            calls.on_completion(call, functools.partial(self._remove_left_behind, call))
         return True
 
-    def _left_behind(self, call: InflightCall) -> None:
+    def _remove_left_behind(self, call: InflightCall) -> None:
         """Remove the fence of a call that is over without a call of ``completed``."""
         fence = self._fenced.pop(call, None)
         if fence is not None:
-            self._context.spawn(self.take(fence))
+            self._context.spawn(self.remove(fence))
 
     def carried_beside(self, container: Container) -> CpuSet:
         """Return the CPUs that any call in flight for a container may give to it, within a fence."""
@@ -161,13 +161,13 @@ class Fencing:
         """Return whether a call has a fence."""
         return call in self._fenced
 
-    async def put(self, container: Container) -> Fence | None:
+    async def set_up(self, container: Container) -> Fence | None:
         """Set up a fence; None if there is nothing to fence."""
         cpus = fence_cpus(self._context.state, container)
         if not cpus or self.fences is None:
             return None
         try:
-            path = await self._context.kernel.run(self._put, container.pod.cgroup_parent, cpus)
+            path = await self._context.kernel.run(self._set_up, container.pod.cgroup_parent, cpus)
         except CgroupError as error:
             self._context.telemetry.problem(
                 "cannot narrow the cgroup of a pod", pod=container.pod.ref, err=error
@@ -178,7 +178,7 @@ class Fencing:
         self._context.telemetry.count(metrics.POD_CGROUPS_NARROWED)
         return Fence(path, cpus)
 
-    async def take(self, fence: Fence | None) -> None:
+    async def remove(self, fence: Fence | None) -> None:
         """Remove a fence; do nothing if a call has none.
 
         The fence stays while a container within it cannot be kept off the CPUs outside of the fence by its
@@ -188,7 +188,7 @@ class Fencing:
         if fence is None:
             return
         try:
-            await self._writes.run(self._take, fence.path)
+            await self._writes.run(self._remove, fence.path)
         except CgroupError as error:
             self._context.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
 
@@ -199,9 +199,9 @@ class Fencing:
         if self._fenced and limits:
             await self._context.kernel.run(self._restore, limits)
 
-    async def take_all(self) -> None:
+    async def remove_all(self) -> None:
         """Remove all fences, because the daemon ends."""
-        await self._context.kernel.run(self._take_all)
+        await self._context.kernel.run(self._remove_all)
 
     # -- around the runtime's calls -----------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class Fencing:
             return False
         self._unit_properties.begin()
         is_unclear = self._unit_properties.connected and not self._unit_properties.is_trusted(want)
-        return is_unclear and self.can(container)
+        return is_unclear and self.can_fence_slice(container)
 
     async def guard(self, container_id: str, fence: Fence | None = None) -> Fence | None:
         """Set up the fence that a call for a container needs now.
@@ -230,8 +230,8 @@ class Fencing:
         container = self._context.state.containers.get(container_id)
         if fence is not None and container is not None and self.fits(container, fence):
             return fence
-        new = await self.put(container) if container and self.needs_fence(container) else None
-        await self.take(fence)
+        new = await self.set_up(container) if container and self.needs_fence(container) else None
+        await self.remove(fence)
         return new
 
     async def fitting(self, container_id: str) -> Fence | None:
@@ -300,7 +300,7 @@ class Fencing:
         except Exception as error:  # noqa: BLE001  as above
             context.report_internal_error(error)
         try:
-            await self.take(fence)
+            await self.remove(fence)
         finally:
             then()
             self._unit_properties.changed(again)
@@ -308,7 +308,7 @@ class Fencing:
 
     # -- in the kernel worker -----------------------------------------------------------------------------
 
-    def _put(self, parent: str, cpus: CpuSet) -> str | None:
+    def _set_up(self, parent: str, cpus: CpuSet) -> str | None:
         path = self._context.cpuset_writer.cgroups.pod_group(parent)
         if path is None or self.fences is None:
             return None
@@ -328,7 +328,7 @@ class Fencing:
                 if error.errno != errno.ENOENT:  # otherwise, the pod has ended
                     self._context.telemetry.problem("cannot narrow the cgroup of a pod", path=path, err=error)
 
-    def _take(self, path: str) -> WriteResult:
+    def _remove(self, path: str) -> WriteResult:
         fence, self._active = self._active.get(path), lowered(self._active, path)
         if fence is None or path in self._active:
             return WriteResult()
@@ -362,10 +362,10 @@ class Fencing:
         wanted = (state.desired_cpus(container).bits for container in state.existing(within))
         return before | CpuSet.from_bits(union(wanted))
 
-    def _take_all(self) -> None:
+    def _remove_all(self) -> None:
         while self._active:
             path = next(iter(self._active))
             try:
-                self._take(path)
+                self._remove(path)
             except CgroupError as error:
                 self._context.telemetry.problem("cannot widen the cgroup of a pod", path=path, err=error)

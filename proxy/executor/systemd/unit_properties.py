@@ -33,7 +33,7 @@ from proxy.engine.enforcement import applies_to
 from proxy.engine.inflight import InflightCall
 from proxy.engine.likely_writer import WriterKind
 from proxy.engine.node_effects import CompareUnits
-from proxy.engine.runtime_sync_step import is_passing
+from proxy.engine.runtime_sync_step import is_transient
 from proxy.engine.systemd_masks import MaskOrder, ReportReversedMask, UnitCpusRead
 from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
@@ -65,7 +65,7 @@ class UnitProperties:
         self,
         context: NodeContext,
         writes: KernelWrites,
-        suspect: Callable[[str], None],
+        compare_soon: Callable[[str], None],
         units: Units | None = None,
         fences: Fences | None = None,
     ) -> None:
@@ -74,13 +74,13 @@ class UnitProperties:
         Args:
             context: Has the containers.
             writes: Makes the kernel follow the state, and reports what was written.
-            suspect: Has all containers compared; takes the name of the program that may have written.
+            compare_soon: Has all containers compared; takes the name of the program that may have written.
             units: The units of systemd; None if there is no systemd.
             fences: Narrows groups above containers; None if nothing can.
         """
         self._context = context
         self._writes = writes
-        self._suspect = suspect
+        self._compare_soon = compare_soon
         self._worker = Worker("units", context.report_internal_error, threads=2)
         context.health.watch(self._worker)
         self._loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class UnitProperties:
         writes.subscribe(lambda done: self.changed(done.written))
         self.connected = False
         self._as_sent = context.options.quirks.mask_as_sent
-        self._watches = False
+        self._is_watching = False
         self._known: dict[str, CpuSet] = {}
         self._carried: dict[str, CpuSet] = {}
         """What the last call has sent to systemd for each container, until something else sets its unit."""
@@ -112,16 +112,16 @@ class UnitProperties:
 
     def begin(self) -> None:
         """Connect, once there is a unit."""
-        if not self._watches and self.units is not None:
-            self._watches = True
+        if not self._is_watching and self.units is not None:
+            self._is_watching = True
             self.units.watch(self._unit_event)
 
     def _unit_event(self, event: UnitEvents) -> None:
         """Pass a notification on to the event loop; called in a thread of ``units``."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._take, event)
+            self._loop.call_soon_threadsafe(self._process_unit_event, event)
 
-    def _take(self, event: UnitEvents) -> None:
+    def _process_unit_event(self, event: UnitEvents) -> None:
         context = self._context
         if event is UnitEvents.LOST:
             self.connected = False
@@ -135,7 +135,7 @@ class UnitProperties:
                 return
         else:
             context.telemetry.count(metrics.SYSTEMD_RELOADS)
-        self._suspect(WriterKind.SYSTEMD)
+        self._compare_soon(WriterKind.SYSTEMD)
 
     # -- what the runtime sends to systemd ----------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class UnitProperties:
 
     def is_trusted(self, cpus: CpuSet) -> bool:
         """Return whether a cpuset that the runtime sends to systemd is known to arrive unchanged."""
-        return self.order is MaskOrder.RIGHT or self._as_sent(cpus) == cpus
+        return self.order is MaskOrder.CORRECT or self._as_sent(cpus) == cpus
 
     def sent(self, container_id: str, carried: CpuSet, *, alone: bool) -> None:
         """Record that the runtime has sent a cpuset to systemd, outside of a fence.
@@ -308,7 +308,7 @@ class UnitProperties:
         meant, sent = carried or want, carried is not None and alone
         context.store.handle(UnitCpusRead(has.cpus, meant, self._as_sent(meant), sent))
         self._known[container_id] = has.cpus
-        cpus = None if has.cpus == want or is_passing(context.state, container, has.cpus) else want
+        cpus = None if has.cpus == want or is_transient(context.state, container, has.cpus) else want
         mems = nodes if nodes != has.mems else None
         if cpus is None and not mems:
             return False
@@ -362,7 +362,7 @@ class UnitProperties:
                 self.units.set(name, has | cpus, None)
                 self._context.telemetry.problem("widened a systemd slice", unit=name, cpus=cpus, found=has)
 
-    async def give(self, container_id: str, cpus: CpuSet, mems: Mask) -> None:
+    async def set_for_release(self, container_id: str, cpus: CpuSet, mems: Mask) -> None:
         """Set a unit's properties to what its container gets back at a release; failures are reported."""
         context = self._context
         container = context.state.containers.get(container_id)
@@ -381,7 +381,7 @@ class UnitProperties:
 
     def page(self) -> dict[str, object]:
         """Return what ``topoproxy status`` shows; empty if there are no units."""
-        if not self._watches:
+        if not self._is_watching:
             return {}
         due = len(self._dirty)
         return {"systemd": {"connected": self.connected, "runtime_tells": str(self.order), "due": due}}
@@ -389,7 +389,7 @@ class UnitProperties:
     async def close(self, *, fences_stay: bool = False) -> None:
         """Remove fences, unless they must stay, and disconnect."""
         if not fences_stay:
-            await self.fencing.take_all()
+            await self.fencing.remove_all()
         if self.units is not None:
             await asyncio.to_thread(self.units.close)
         await asyncio.to_thread(self._worker.close)

@@ -134,7 +134,11 @@ class LifecycleEvents(Observer):
         return Synchronize(
             state.node.machine,
             hook_pools(state),
-            [self.pod(pod) for pod in pods if pod.sandbox_id not in self._executor.state.runtime.arriving],
+            [
+                self.pod(pod)
+                for pod in pods
+                if pod.sandbox_id not in self._executor.state.runtime.arriving_sandboxes
+            ],
             [Running(*self.facts(c), self.decision(c)) for c in containers],
         )
 
@@ -238,7 +242,7 @@ class LifecycleEvents(Observer):
 
     def pod_stopped(self, pod: Pod) -> None:
         """See ``Observer``."""
-        if pod.sandbox_id in self._executor.state.runtime.arriving:
+        if pod.sandbox_id in self._executor.state.runtime.arriving_sandboxes:
             return  # it was never created
         self.stopped[pod.sandbox_id] = pod
         self.notify(PostStopPodSandbox, lambda: PostStopPodSandbox(self.pod(pod)))

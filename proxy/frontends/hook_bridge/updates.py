@@ -199,10 +199,10 @@ class Updates:
         fence = await fencing.fitting(container_id)
         container = executor.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED or executor.state.inflight.of(container_id):
-            await fencing.take(fence)
+            await fencing.remove(fence)
             raise UnavailableError("it is being changed, or has ended")
         if not applies_to(executor.state, container.pod):  # its pod was released while the fence was written
-            await fencing.take(fence)
+            await fencing.remove(fence)
             raise UnavailableError("the plan is not applied to its pod any more")
         want, values = executor.state.desired_cpus(container), _values(wanted)
         quota, former_quota = values.pop("cpu_quota", 0), quota_record(executor.state, container_id)

@@ -53,7 +53,7 @@ class RuntimeLookup:
     def sandboxes(self, uid: str) -> list[str]:
         """Return the ids of a pod's known sandboxes."""
         executor = self._executor
-        arriving = executor.state.runtime.arriving
+        arriving = executor.state.runtime.arriving_sandboxes
         return [i for i, pod in executor.state.pods.items() if pod.uid == uid != "" and i not in arriving]
 
     async def sandbox(self, meta: pb.PodSandboxMetadata) -> tuple[str, int] | None:
@@ -103,7 +103,7 @@ class RuntimeLookup:
             return  # the runtime gets the current set in any case
         executor.store.handle(SavedCpusLearned(container_id, saved))
         if detail.cpu_quota > 0 > executor.quotas.carried(container):
-            executor.quotas.send((container_id,))
+            executor.quotas.mark_unsent((container_id,))
 
     async def list_container(self, container_id: str) -> list[RuntimeContainer] | None:
         """Query the runtime for one container: a list of one or none; None if the runtime does not answer."""
@@ -269,7 +269,7 @@ class Servicer:
         await self._find.name(container_id)
         quotas, container = self._executor.quotas, self._executor.state.containers.get(container_id)
         recorded = CONTAINER_QUOTA + container_id in quotas.known.records
-        ours = recorded or (container is not None and quotas.off(container))
+        ours = recorded or (container is not None and quotas.must_be_off(container))
         call = ContainerCall(self._flow, "UpdateContainerResources", update_reply(request, quota=not ours))
         reply: ContainerReply = await call.decide()
         call.lost()  # its end is never seen; afterwards the runtime gets the current set again

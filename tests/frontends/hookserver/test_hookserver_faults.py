@@ -121,7 +121,7 @@ def test_a_repeated_sandbox_request_keeps_the_reserved_cpus(
             await in_thread(node.peer.hooks.call_stage, "PreRunPodSandbox", pod_request(**TWO_CPUS))
             (pod,) = node.executor.state.pods.values()
             assert str(pod.reserved_for_pod.cpus) == "0,8"
-        assert len(node.executor.state.runtime.arriving) == 1
+        assert len(node.executor.state.runtime.arriving_sandboxes) == 1
 
     run_scenario(scenario, RESERVES_FOR_POD)
 
@@ -142,13 +142,13 @@ def test_a_sandbox_reported_by_hook_and_by_cri_is_one_pod(
             # Requested again while the old sandbox exists: the old one is not mistaken for the new one.
             await in_thread(node.peer.hooks.call_stage, "PreRunPodSandbox", pod_request(**TWO_CPUS))
             await node.pending.check()
-            assert len(node.executor.state.runtime.arriving) == 1
+            assert len(node.executor.state.runtime.arriving_sandboxes) == 1
             await in_thread(client.end_pod, made)
             config.metadata.attempt = 1
             again = (await in_thread(node.peer.call, "RunPodSandbox", request)).pod_sandbox_id
             await node.until(lambda: set(node.executor.state.pods) == {again})
             assert str(node.executor.state.pods[again].reserved_for_pod.cpus) == "0,8"
-        assert not node.executor.state.runtime.arriving
+        assert not node.executor.state.runtime.arriving_sandboxes
 
     run_scenario(scenario, RESERVES_FOR_POD)
 
