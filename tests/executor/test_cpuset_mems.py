@@ -152,7 +152,7 @@ def test_updates_name_the_nodes_that_another_program_has_exchanged(run_scenario:
     run_scenario(scenario)
 
 
-def test_a_resize_during_a_pass_is_not_undone_and_is_no_drift(
+def test_a_resize_during_a_reconcile_is_not_undone_and_is_no_drift(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(world: Any) -> None:

@@ -567,7 +567,7 @@ def create_of(uid: str) -> pb.CreateContainerRequest:
     return request
 
 
-def test_a_pod_that_holds_devices_is_not_released_before_the_first_comparison(run_scenario: Any) -> None:
+def test_a_pod_that_holds_devices_is_not_released_before_the_first_reconcile(run_scenario: Any) -> None:
     kept = {"c": {NIC: DeviceRecord(("nic0",), AllocateAnswer())}}
 
     async def scenario(world: Any) -> None:

@@ -486,7 +486,7 @@ def test_a_container_on_owned_cpus_is_repaired_each_second(run_scenario: Callabl
     run_scenario(scenario)
 
 
-def test_a_comparison_respects_the_pace_of_a_conflict_and_a_barrier_does_not(
+def test_a_reconcile_respects_the_pace_of_a_conflict_and_a_barrier_does_not(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:

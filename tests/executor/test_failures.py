@@ -450,7 +450,7 @@ def test_a_new_sandbox_during_a_create_of_the_old_one(run_scenario) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("odd answer"), KeyError("x"), OSError(5, "io")])
-def test_the_comparison_survives_an_unexpected_error(run_scenario, error: Exception) -> None:
+def test_the_reconciler_survives_an_unexpected_error(run_scenario, error: Exception) -> None:
     """One unexpected exception in a reconcile silently ends all later ones.
 
     No drift is repaired, no lost create is resolved, no container is adopted. Before the first reconcile,
@@ -566,7 +566,7 @@ def test_a_runtime_that_is_not_ready_yet_does_not_count_as_compared(run_scenario
     run_scenario(scenario, reconciled=False)
 
 
-def test_one_slow_container_does_not_block_the_first_comparison(run_scenario) -> None:
+def test_one_slow_container_does_not_block_the_first_reconcile(run_scenario) -> None:
     """First adoption: one status call times out (UnavailableError), and the whole reconcile starts again.
 
     If the runtime cannot return the status of one container in time, the first reconcile never ends.
@@ -595,7 +595,7 @@ def test_one_slow_container_does_not_block_the_first_comparison(run_scenario) ->
     run_scenario(scenario, reconciled=False)
 
 
-def test_drift_repaired_by_a_pass_is_also_updated_at_the_runtime(run_scenario) -> None:
+def test_drift_repaired_by_a_reconcile_is_also_updated_at_the_runtime(run_scenario) -> None:
     """A reconcile repairs drift in the kernel, but does not wake the runtime sync: runc undoes the repair."""
 
     async def scenario(world: Any) -> None:

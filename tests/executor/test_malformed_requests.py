@@ -12,7 +12,7 @@ SERVICE = "/runtime.v1.RuntimeService/"
 
 
 @pytest.mark.parametrize("kind", RequestAnomaly)
-def test_it_is_counted_reported_and_followed_by_a_comparison(run_scenario, kind):
+def test_it_is_counted_reported_and_followed_by_a_reconcile(run_scenario, kind):
     async def scenario(world):
         world.executor.reconcile_requested.clear()
         world.wire.anomaly(f"{SERVICE}StopContainer", kind)
@@ -49,7 +49,7 @@ def test_nothing_is_refused_in_observe_mode_or_on_a_released_node(run_scenario):
     run_scenario(released)
 
 
-def test_an_answer_that_cannot_be_read_leads_to_a_comparison(run_scenario):
+def test_an_answer_that_cannot_be_read_leads_to_a_reconcile(run_scenario):
     async def scenario(world):
         sandbox = await world.pod("a")
         call = await world.begin(sandbox)

@@ -42,7 +42,9 @@ def test_problems_of_containers_and_pods_that_are_gone_end(run_scenario: Callabl
     run_scenario(scenario)
 
 
-def test_a_pass_that_succeeds_ends_the_problem_of_one_that_failed(run_scenario: Callable[..., None]) -> None:
+def test_a_reconcile_that_succeeds_ends_the_problem_of_one_that_failed(
+    run_scenario: Callable[..., None],
+) -> None:
     async def scenario(world: Any) -> None:
         world.executor.telemetry.problem(NOT_RECONCILED, err=RuntimeCallError("cannot list pods", 2))
         await world.sync.once()

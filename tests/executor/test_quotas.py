@@ -202,7 +202,7 @@ def test_a_persistent_writer_is_repaired_ever_more_rarely(run_scenario: Callable
     run_scenario(scenario)
 
 
-def test_a_pass_without_drift_resets_the_repair_pace(run_scenario: Callable[..., None]) -> None:
+def test_a_reconcile_without_drift_resets_the_repair_pace(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         pod = await lsr(world)
         await world.run(pod, **TWO)

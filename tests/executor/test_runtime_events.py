@@ -321,7 +321,7 @@ def test_remembered_exits_of_unknown_containers_are_bounded(
 # Sandboxes, and changes made without the proxy.
 
 
-def test_the_end_of_a_sandbox_triggers_a_comparison(run_scenario: Callable[..., None]) -> None:
+def test_the_end_of_a_sandbox_triggers_a_reconcile(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         event_bed = EventBed(world)
         await event_bed.connected()
@@ -565,7 +565,7 @@ def test_a_flood_of_events_does_not_block_the_event_loop(run_scenario: Callable[
     run_scenario(scenario)
 
 
-def test_an_overflow_of_the_event_queue_triggers_a_comparison(
+def test_an_overflow_of_the_event_queue_triggers_a_reconcile(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_events, "QUEUE_LIMIT", 4)

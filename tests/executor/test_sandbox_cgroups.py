@@ -77,7 +77,7 @@ def on(tree: Tree, of: Pod) -> str:
     return str(FakeCgroups.read(tree, f"kubepods/pod{of.uid}/{of.sandbox_id}").effective_cpus)
 
 
-def test_sandboxes_leave_owned_cpus_and_return_with_a_full_comparison(tree: Tree) -> None:
+def test_sandboxes_leave_owned_cpus_and_return_with_a_reconcile(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
     assert ours.move_off_owned_cpus(state()) == []
     assert (tree.reads, tree.writes) == (0, 0), "there is no owner"

@@ -43,7 +43,7 @@ def test_a_lost_create_is_resolved_before_the_next_period(run_scenario, monkeypa
     run_scenario(scenario, reconcile_period=60)
 
 
-def test_a_lost_create_that_never_came_is_forgotten_in_one_pass(run_scenario) -> None:
+def test_a_lost_create_that_never_came_is_forgotten_in_one_reconcile(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         lost = await world.begin(await world.pod("lost", "LSE", "", "0-3"))
         world.wire.finished(lost, None)
@@ -438,7 +438,7 @@ def test_unstarted_containers_of_a_dead_sandbox_are_not_changed(run_scenario) ->
     run_scenario(scenario)
 
 
-def test_a_call_about_an_unknown_container_does_not_wait_for_a_comparison(run_scenario) -> None:
+def test_a_call_about_an_unknown_container_does_not_wait_for_a_reconcile(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         gate = threading.Event()
         held = asyncio.ensure_future(world.sync._worker.run(gate.wait, 60))  # a slow reconcile

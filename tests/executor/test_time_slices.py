@@ -54,7 +54,7 @@ def populate(world: Any) -> None:
         world.cgroups.sets[f"c{n}"] = CpuSet.parse(cpus)
 
 
-def test_a_first_pass_over_a_thousand_containers(run_scenario: Callable[..., None]) -> None:
+def test_a_first_reconcile_of_a_thousand_containers(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         populate(world)
         for again in (False, True):
