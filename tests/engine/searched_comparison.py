@@ -71,8 +71,8 @@ def compared(node: SearchedNode) -> None:
             entered(node, container_id, phase)
     adopt(node, listing)
     if not node.reconciled:
-        suspect(node)
-    recall(node)
+        register_suspected_calls(node)
+    confine_orphaned_calls(node)
     node.jobs = (*node.jobs, KernelJob("all"))
     if not node.reconciled:
         in_step(node)
@@ -135,7 +135,7 @@ def resolve(node: SearchedNode, listing: Listing) -> None:
             node.handle(CreateFailed(token))
 
 
-def suspect(node: SearchedNode) -> None:
+def register_suspected_calls(node: SearchedNode) -> None:
     """Assume calls of an earlier daemon."""
     for container in list(node.state.containers.values()):
         if container.phase not in (*BEFORE_IT_RUNS, Phase.RUNNING) or node.state.inflight.of(container.id):
@@ -155,7 +155,7 @@ def suspect(node: SearchedNode) -> None:
             node.handle(CallSent(call))
 
 
-def recall(node: SearchedNode) -> None:
+def confine_orphaned_calls(node: SearchedNode) -> None:
     """Confine created containers that have a cgroup, and may have a start that hangs."""
     starts = [
         call
@@ -205,5 +205,5 @@ def crashed(before: SearchedNode, *, done: bool) -> SearchedNode:
     tokens = tuple(key[2:] for key in node.durable if key.startswith("i/"))
     node.handle(LedgerRead(pods, tuple(containers), holds, tokens, node.clock))
     node.jobs = ()
-    suspect(node)
+    register_suspected_calls(node)
     return node

@@ -388,7 +388,7 @@ def _placements_stay(patch: pytest.MonkeyPatch) -> None:
 
 def _nothing_suspected(patch: pytest.MonkeyPatch) -> None:
     """A daemon does not expect calls that an earlier daemon has sent."""
-    patch.setattr(searched_comparison, "suspect", lambda _: None)
+    patch.setattr(searched_comparison, "register_suspected_calls", lambda _: None)
 
 
 def _old_specs(patch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,10 @@
 
 Theory of operation.
 
-* Detected: as soon as the kernel reports a write (``watch``) or another part suspects one (``suspect``; for
-  example, at a reload of systemd); right after each start and update that was forwarded, when it completes
-  (comparisons after updates that carried the wanted cpuset are gathered, ``GATHER_S``); and on timers: at
-  each reconcile, and twice as often if writes are not reported.
+* Detected: as soon as the kernel reports a write (``watch``) or another part suspects one (``compare_soon``;
+  for example, at a reload of systemd); right after each start and update that was forwarded, when it
+  completes (comparisons after updates that carried the wanted cpuset are gathered, ``GATHER_S``); and on
+  timers: at each reconcile, and twice as often if writes are not reported.
 * It is drift if the kernel has another cpuset than the one last written for the same wanted set. A cpuset
   that a call in flight brings is not drift; it is compared when the call has completed.
 * Repaired at once, unless the same program writes again and again (``engine.write_conflicts``).

@@ -37,7 +37,7 @@ class WriteWatch:
     def __init__(
         self,
         context: NodeContext,
-        suspect: Callable[[Iterable[str] | None], None],
+        compare_soon: Callable[[Iterable[str] | None], None],
         conflicting: Callable[[], Container[str]],
         writes: WriteEvents | None = None,
     ) -> None:
@@ -45,12 +45,12 @@ class WriteWatch:
 
         Args:
             context: Has the containers.
-            suspect: Called with the containers that may have been written; None for all.
+            compare_soon: Called with the containers that may have been written; None for all.
             conflicting: Returns the ids of containers with a write conflict.
             writes: The kernel's reports of writes; None if there are none.
         """
         self._context = context
-        self._suspect = suspect
+        self._compare_soon = compare_soon
         self._conflicting = conflicting
         self._first: Callable[[Iterable[str]], bool] = lambda ids: False
         self.writes = writes
@@ -154,7 +154,7 @@ class WriteWatch:
         if affected is None:
             self._context.telemetry.count(metrics.CPUSET_WATCH_OVERFLOWS)
         if affected is None or affected:
-            self._suspect(affected)
+            self._compare_soon(affected)
 
     def _affected(self, writes: WriteEvents, groups: Collection[str]) -> list[str]:
         """Return the containers that a write to the cpusets of some groups may have affected."""
