@@ -355,17 +355,17 @@ def test_an_update_waits_for_a_call_that_arrives_while_it_is_prepared(run_scenar
                     return "the fence"
                 return fence
 
-            async def take(self, fence: Any) -> None:
+            async def remove(self, fence: Any) -> None:
                 if fence is not None:
-                    taken.append(fence)
+                    removed.append(fence)
 
-            taken: list[Any] = []
-            monkeypatch.setattr(type(fencing), "take", take)
+            removed: list[Any] = []
+            monkeypatch.setattr(type(fencing), "remove", remove)
             monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: comes(container_id))
             request_update(h, one, cpu_shares=9)
             await world.until(lambda: calls and one in h.updates._waiting)
             assert not world.runtime.updates
-            assert taken == ["the fence"]
+            assert removed == ["the fence"]
             world.wire.finished(calls[0], 0)
             await done(world, h)
             assert [limits.cpu_shares for _, _, limits in world.runtime.updates] == [9]
