@@ -344,7 +344,7 @@ class CreateCalls:
                 executor.spawn(executor.writes.clear_sandboxes())
 
     def _may_be_earlier(self, container: Container | None) -> bool:
-        """Return whether CRI-O may have created a container for a create of an earlier run (``quirks.crio``)."""
+        """Return whether CRI-O may have created a container for an earlier run (``quirks.crio``)."""
         if (
             container is None
             or container.pod.cgroup_parent not in self.executor.state.runtime.inherited_cgroups
