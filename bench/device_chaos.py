@@ -347,7 +347,7 @@ def measure(calls: int = CALLS, *, restart: bool = True) -> DeviceChaos:
     with tempfile.TemporaryDirectory(prefix="dc") as name, prepared(Path(name)) as (one, api, directory):
         one.start()
         with PluginProcesses(directory) as plugins:
-            one.until(lambda: len(registered(one)) == len(KINDS), 60, "the device plug-ins")
+            one.until(lambda: len(registered(one)) == len(KINDS), 60, "the device plugins")
             shares = (calls // 2, calls - calls // 2) if restart else (calls,)
             for part, share in enumerate(shares):
                 hands = [DeviceHand(one, api, chaos, part * HANDS + n, share // HANDS) for n in range(HANDS)]
@@ -369,7 +369,7 @@ def measure(calls: int = CALLS, *, restart: bool = True) -> DeviceChaos:
 
 def check_no_device_is_lost(one: Node, api: PodsApi, chaos: DeviceChaos) -> None:
     """Check that one pod can get all devices of the correct plugin: none is lost."""
-    one.until(lambda: resource_of("honest") in registered(one, "serving"), 60, "the honest plug-in")
+    one.until(lambda: resource_of("honest") in registered(one, "serving"), 60, "the honest plugin")
     with CriClient(str(one.socket)) as client:
         pod = client.run_pod(DemoPod("all"))
         api.requests[pod.config.metadata.uid] = ("all", resource_of("honest"), DEVICES)
@@ -390,7 +390,7 @@ def rows(chaos: DeviceChaos) -> list[list[str]]:
     took = sorted(chaos.took[True] + chaos.took[False])
     return [
         [
-            f"{len(KINDS)} plug-ins, {chaos.deaths} deaths, {HANDS} clients",
+            f"{len(KINDS)} plugins, {chaos.deaths} deaths, {HANDS} clients",
             str(chaos.calls),
             str(len(chaos.took[True])),
             str(len(chaos.took[False])),

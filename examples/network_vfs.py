@@ -104,7 +104,7 @@ def _target(link: Path) -> str:
 
 def main() -> None:
     """Read the command line and serve."""
-    options = argparse.ArgumentParser(description="Device plug-in for virtual functions of network cards.")
+    options = argparse.ArgumentParser(description="Device plugin for virtual functions of network cards.")
     options.add_argument("--resource", default="example.com/vf")
     options.add_argument("--interface", default="", help="of the card; all cards if it is not given")
     options.add_argument("--sysfs-root", type=Path, default=Path("/sys"))

@@ -235,7 +235,7 @@ class CreateCalls:
     async def _allocate(self, call: UndecidedCall, container: Container) -> None:
         """Let device plugins prepare a container's devices, and add their answers to the request."""
         grants, context = self.executor.device_grants, call.state
-        assert grants is not None, "there are no devices without plug-ins"
+        assert grants is not None, "there are no devices without plugins"
         refused: tuple[type[Exception], ...] = (DevicePluginError, DeviceConflictError, *call.unreadable)
         try:
             answers = await grants.prepare(container)

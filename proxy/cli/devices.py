@@ -51,7 +51,7 @@ def devices(
     """Show devices: their location, the manager that assigns them, and the container that has them.
 
     DEVICE is a PCI address, a CDI (Container Device Interface) name, an interface such as eth1, or an id or a
-    resource of a device plug-in: only such devices are shown, with all details.
+    resource of a device plugin: only such devices are shown, with all details.
 
     PCI functions and CDI devices are read here. Managers, containers, health and history come from the
     daemon, which queries kubelet (kubelet.podResources). Facts that no source knows are shown as unknown.

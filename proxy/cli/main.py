@@ -156,7 +156,7 @@ def cli() -> None:
       topoproxy status                      is it ready, and what does it do?
       topoproxy doctor                      what keeps this node from working?
       topoproxy explain POD                 why these CPUs?
-      topoproxy hooks --help                plug-ins of your own
+      topoproxy hooks --help                plugins of your own
       topoproxy agent                       publish the node in the cluster (container image)
       crictl -r unix:///run/topoproxy/cri.sock ps
     """  # noqa: D301 - click wants the real backspace

@@ -35,7 +35,7 @@ _REFUSED = 1
     "--nodes", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Copies of each machine."
 )
 @click.option(
-    "--devices", type=PATH, metavar="FILE", help="Devices of every machine, as device plug-ins list them."
+    "--devices", type=PATH, metavar="FILE", help="Devices of every machine, as device plugins list them."
 )
 @config_option
 @click.option("--compare", "other", type=PATH, metavar="OTHER", help="A second configuration, side by side.")

@@ -318,7 +318,7 @@ class Config:
     )
     device_plugins: DevicePluginsConfig = field(
         default=DevicePluginsConfig(),
-        metadata=section("devicePlugins", "Being the device manager of device plug-ins; off by default."),
+        metadata=section("devicePlugins", "Being the device manager of device plugins; off by default."),
     )
     koordinator: KoordinatorConfig = field(
         default=KoordinatorConfig(),
@@ -343,7 +343,7 @@ class Config:
     )
     hooks: HooksConfig = field(
         default=HooksConfig(),
-        metadata=section("hooks", "Plug-ins that are called while a CRI call is processed."),
+        metadata=section("hooks", "Plugins that are called while a CRI call is processed."),
     )
     cluster: ClusterConfig = field(
         default=ClusterConfig(),

@@ -168,14 +168,14 @@ class DevicePluginsConfig:
 
     enabled: bool = field(
         default=False,
-        metadata=key("enabled", BOOLEAN, "Serve device plug-ins, and assign their devices to containers."),
+        metadata=key("enabled", BOOLEAN, "Serve device plugins, and assign their devices to containers."),
     )
     socket_directory: Path = field(
         default=Path("/var/lib/topoproxy/device-plugins"),
         metadata=key(
             "socketDirectory",
             DIRECTORY,
-            "Where device plug-ins register (kubelet.sock) and have their sockets. Sockets in it are "
+            "Where device plugins register (kubelet.sock) and have their sockets. Sockets in it are "
             "removed at a start.",
         ),
     )
@@ -184,7 +184,7 @@ class DevicePluginsConfig:
         metadata=key(
             "timeout",
             duration(0.01, 60),
-            "Longest time that a device plug-in may take for an answer; for PreStartContainer it is 30s.",
+            "Longest time that a device plugin may take for an answer; for PreStartContainer it is 30s.",
             live=True,
         ),
     )
@@ -193,7 +193,7 @@ class DevicePluginsConfig:
         metadata=key(
             "shim",
             RESOURCES,
-            "Resources that topoproxy manages although their plug-ins register in shimDirectory; all other "
+            "Resources that topoproxy manages although their plugins register in shimDirectory; all other "
             "registrations there are forwarded to kubelet. Empty: there is no such directory.",
         ),
     )
@@ -202,7 +202,7 @@ class DevicePluginsConfig:
         metadata=key(
             "shimDirectory",
             DIRECTORY,
-            "Where plug-ins register whose resources are divided between topoproxy and kubelet. Sockets in "
+            "Where plugins register whose resources are divided between topoproxy and kubelet. Sockets in "
             "it are removed at a start.",
         ),
     )

@@ -222,7 +222,7 @@ class PluginService:
                 code, message = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
             resource = self._plugin.resource
             self._telemetry.warning("cannot answer a call", method=method, resource=resource, err=message)
-            context.abort(code, f"device plug-in of {resource}: {message}")
+            context.abort(code, f"device plugin of {resource}: {message}")
             raise AssertionError("abort raises")
 
         return answered

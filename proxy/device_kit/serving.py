@@ -161,7 +161,7 @@ class PluginServer:
         self._opened: Identity | None = None
         self._socket = GrpcSocket(
             self._path,
-            "serve a device plug-in",
+            "serve a device plugin",
             "v1beta1.DevicePlugin",
             service.handlers,
             threads=THREADS,
@@ -202,9 +202,9 @@ class PluginServer:
             try:
                 self._step()
             except (TopoproxyError, RegistrationError) as error:
-                self._telemetry.problem("cannot register the device plug-in", **keys, err=error)
+                self._telemetry.problem("cannot register the device plugin", **keys, err=error)
             else:
-                self._telemetry.resolved("cannot register the device plug-in", **keys)
+                self._telemetry.resolved("cannot register the device plugin", **keys)
             if self._stopping.wait(self._tick_s):
                 return
 
@@ -216,7 +216,7 @@ class PluginServer:
             self._opened = identity(self._path)
         if self._registration.due(self._service.unwatched_s(), time.monotonic()):
             self._registration.attempt()
-            self._telemetry.event("registered the device plug-in", resource=self._plugin.resource)
+            self._telemetry.event("registered the device plugin", resource=self._plugin.resource)
 
     def _check_directory(self) -> None:
         """Raise TopoproxyError if the directory of the sockets is missing."""

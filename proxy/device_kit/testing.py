@@ -230,7 +230,7 @@ class DeviceManager:
         )
         return GrpcSocket(
             self._directory / MANAGER_SOCKET,
-            "register device plug-ins",
+            "register device plugins",
             "v1beta1.Registration",
             lambda: {"Register": handler},
             threads=2,

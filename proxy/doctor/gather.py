@@ -457,7 +457,7 @@ def _writers(config: Config, places: NodePaths) -> Iterator[str]:
             names.add(f"process {name}")
     yield from sorted(names)
     for plugin in _entries(places.nri):
-        yield f"NRI plug-in {plugin}"
+        yield f"NRI plugin {plugin}"
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -64,7 +64,7 @@ def conflict_of(resource: str, ids: Collection[str], elsewhere: ManagedElsewhere
         return (
             f"cannot manage {resource}: kubelet's device manager manages it too "
             f"({len(elsewhere.plugged[resource])} devices); "
-            "let its plug-in register with kubelet or with topoproxy"
+            "let its plugin register with kubelet or with topoproxy"
         )
     for name in sorted(ids):
         if claim := elsewhere.claimed.get(name.lower()):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 UNREADABLE = "it cannot be read, and is rebuilt from the runtime"
 ANSWER_LOST = (
-    "its containers keep their devices, but what the device plug-ins answered is lost: recreate the pod"
+    "its containers keep their devices, but what the device plugins answered is lost: recreate the pod"
 )
 LOST = "devices in it cannot be read, and may be given to other containers: recreate the pod"
 

@@ -122,7 +122,7 @@ class DeviceList:
             entry.containers.add(str(part.get("container")))
             entry.health, entry.containers_known = entry.health or NOT_ALLOCATABLE, True
         for part in _parts(page, "managed"):
-            entry = self._plugged(part, TOPOPROXY, "topoproxy's device plug-ins")
+            entry = self._plugged(part, TOPOPROXY, "topoproxy's device plugins")
             entry.containers.update(str(name) for name in as_list(part.get("containers")))
             entry.health, entry.containers_known = HEALTHY if part.get("healthy") is True else UNHEALTHY, True
         for part in _parts(page, "refused"):

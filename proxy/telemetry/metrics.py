@@ -253,7 +253,7 @@ POD_RESOURCES_REQUESTS_REFUSED = Counter(
 
 DEVICE_PLUGIN_REGISTRATIONS = Counter(
     "device_plugin_registrations",
-    "Registrations of device plug-ins, by their result: registered, refused, or forwarded to kubelet.",
+    "Registrations of device plugins, by their result: registered, refused, or forwarded to kubelet.",
     ("result",),
     status_key="device_plugin_registrations_{result}",
 )
@@ -261,17 +261,17 @@ CREATES_DEVICES_UNKNOWN = Counter(
     "creates_devices_unknown",
     "Creates whose pod kubelet has not reported, so that it is not known whether they request devices.",
 )
-DEVICE_LISTS = Counter("device_lists", "Device lists that device plug-ins have sent.")
-DEVICE_CHANGES = Counter("device_changes", "Changes of the devices that device plug-ins report.")
-DEVICE_PLUGIN_CALLS = Counter("device_plugin_calls", "Calls to device plug-ins.", ("method",))
+DEVICE_LISTS = Counter("device_lists", "Device lists that device plugins have sent.")
+DEVICE_CHANGES = Counter("device_changes", "Changes of the devices that device plugins report.")
+DEVICE_PLUGIN_CALLS = Counter("device_plugin_calls", "Calls to device plugins.", ("method",))
 DEVICE_PLUGIN_CALLS_FAILED = Counter(
     "device_plugin_calls_failed",
-    "Calls to device plug-ins that had no answer in time, or an error.",
+    "Calls to device plugins that had no answer in time, or an error.",
     ("method",),
 )
 DEVICE_PLUGINS_ISOLATED = Counter(
     "device_plugins_isolated",
-    "Times that a device plug-in was isolated, because several calls in a row had no usable answer.",
+    "Times that a device plugin was isolated, because several calls in a row had no usable answer.",
 )
 
 # -- faults -----------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def test_what_the_author_raises_is_an_error_of_that_call_alone(
     with running(plugin, tmp_path):
         manager.wait_for(CARD, healthy=2)
         with pytest.raises(
-            AssertionError, match=r"device plug-in of example\.com/card: ValueError: one card a"
+            AssertionError, match=r"device plugin of example\.com/card: ValueError: one card a"
         ):
             manager.allocate(CARD, ["card0", "card1"])
         assert manager.allocate(CARD, ["card0"]).envs == {"CARD": "card0"}

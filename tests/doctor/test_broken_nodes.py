@@ -178,7 +178,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[DoctoredNode], object]]] = {
         lambda node: node.write("kubelet/cpu_manager_state", '{"policyName":"static","entries":{}}'),
     ),
     "koordlet": ("other-writers", "warn", lambda node: node.process(8, "koordlet", "koordlet")),
-    "nri-plug-in": ("other-writers", "warn", lambda node: node.write("nri/10-balloons", "")),
+    "nri-plugin": ("other-writers", "warn", lambda node: node.write("nri/10-balloons", "")),
     "open-hook": (
         "hook-files",
         "fail",

@@ -135,5 +135,5 @@ def test_the_program_serves_until_it_gets_sigterm(bus: Bus, tmp_path: Path) -> N
             program.send_signal(signal.SIGTERM)
             _, words = program.communicate(timeout=30)
     assert program.returncode == 0, words
-    assert "registered the device plug-in" in words
+    assert "registered the device plugin" in words
     assert sorted(path.name for path in sockets.iterdir()) == []

@@ -308,7 +308,7 @@ def test_a_conflict_with_the_request_refuses_the_create(run_scenario: Any) -> No
         request.config.envs.add(key="HOME", value=b"/root")
         call = await world.call("CreateContainer", request)
         assert call.refused is not None
-        expected = f"the request and the device plug-in of {NIC} set envs[HOME] differently"
+        expected = f"the request and the device plugin of {NIC} set envs[HOME] differently"
         assert expected in call.refused[1]
         world.wire.finished(call, None)
 
@@ -438,7 +438,7 @@ def test_a_resource_is_taken_over_before_the_pods_are_known(run_scenario: Any) -
     run_scenario(scenario, sources=sources(), plugins=PlayedPlugins(), reconciled=False)
 
 
-_PLUGIN = "the device plug-in of x/nic"
+_PLUGIN = "the device plugin of x/nic"
 _FIELDS = {
     "envs[A]": DeviceField(_PLUGIN, ("1",)),
     "annotations[a]": DeviceField(_PLUGIN, ("1",)),
@@ -468,7 +468,7 @@ def conflict(name: str, key: str, value: object) -> str:
 def test_a_hook_and_a_plugin_that_set_a_field_differently_conflict(
     name: str, key: str, value: object, spelled: str
 ) -> None:
-    expected = f"hook tuner and the device plug-in of x/nic set {name}[{spelled}] differently"
+    expected = f"hook tuner and the device plugin of x/nic set {name}[{spelled}] differently"
     assert conflict(name, key, value) == expected
 
 

@@ -33,7 +33,7 @@ def test_a_resource_of_kubelet_is_refused_with_the_cause_and_the_remedy() -> Non
     message = conflict_of(VF, (), ManagedElsewhere({VF: {"a", "b"}}))
     assert message == (
         f"cannot manage {VF}: kubelet's device manager manages it too (2 devices); "
-        "let its plug-in register with kubelet or with topoproxy"
+        "let its plugin register with kubelet or with topoproxy"
     )
 
 

@@ -102,7 +102,7 @@ def test_a_docstring_is_parsed() -> None:
     assert reported.prose == ("The changes that a hook requests.",)
     assert reported.after[0].startswith("Each point lists the fields that it takes")
     assert [row.names for row in reported.rows][:3] == [("cpus",), ("mems",), ("cpu_period", "cpu_quota")]
-    assert reported.rows[0].text.endswith("`CLEAR``: what the client requested does not count.")
+    assert reported.rows[0].text.endswith("`CLEAR``: the client's request is ignored.")
     update = documented(Update).rows[-1]
     assert dict(zip(update.names, update.types, strict=True))["unified"] == "Mapping[str, str]"
 

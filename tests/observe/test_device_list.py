@@ -214,7 +214,7 @@ def test_devices_of_topoproxy_have_its_health_and_containers() -> None:
     vf, npu = found[VF], found["x/npu=n"]
     assert (vf["managers"], vf["containers"], vf["health"]) == (["topoproxy"], ["shop/db/main"], "healthy")
     assert (npu["containers"], npu["containersKnown"], npu["health"]) == ([], True, "unhealthy")
-    assert npu["numaSource"] == "topoproxy's device plug-ins"
+    assert npu["numaSource"] == "topoproxy's device plugins"
 
 
 def test_a_device_of_kubelet_and_topoproxy_is_listed_with_both() -> None:

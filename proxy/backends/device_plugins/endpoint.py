@@ -214,7 +214,7 @@ class PluginEndpoint:
         except (PluginCallError, PluginAnswerError) as error:
             self._preferences.failed("", self._loop.time())
             self._telemetry.problem(
-                "cannot use the preference of a device plug-in", resource=self.resource, err=error
+                "cannot use the preference of a device plugin", resource=self.resource, err=error
             )
             return ()
         self._preferences.succeeded("")

@@ -52,9 +52,9 @@ class KubeletRegistration:
         try:
             self._link(link, path)
         except OSError as error:
-            message = f"cannot make the link {link} to a device plug-in: {error.strerror or error}"
+            message = f"cannot make the link {link} to a device plugin: {error.strerror or error}"
             raise KubeletError(message) from error
-        self._channel.call("register a device plug-in", REGISTER, request, pb.Empty)
+        self._channel.call("register a device plugin", REGISTER, request, pb.Empty)
 
     def _link(self, link: Path, path: Path) -> None:
         if link.is_symlink() and (self._is_ours(link) or not link.exists()):

@@ -39,7 +39,7 @@ RESOURCES_LIMIT: Final = 128
 """The most resources that can be registered at the same time; each has a connection and a thread."""
 REGISTER: Final = Backoff(0.5, 30.0, steady=60.0, tolerated=5)
 """Seconds before a resource can be registered again; this slows down a plugin that keeps restarting."""
-DOWN: Final = "a device plug-in does not serve: its devices are unhealthy"
+DOWN: Final = "a device plugin does not serve: its devices are unhealthy"
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class DevicePluginRegistry:
             before.task.cancel()
             before.endpoint, before.task = endpoint, task
             before.registered += 1
-        self._context.telemetry.event("device plug-in registered", resource=resource, path=endpoint.path)
+        self._context.telemetry.event("device plugin registered", resource=resource, path=endpoint.path)
 
     def change_timeout(self, seconds: float) -> None:
         """Change the deadline of calls."""
@@ -234,7 +234,7 @@ class DevicePluginRegistry:
         if managed.endpoint.state is EndpointState.DOWN:
             self._drop(resource)
             self._context.telemetry.event(
-                "device plug-in has gone: its resource is withdrawn", resource=resource
+                "device plugin has gone: its resource is withdrawn", resource=resource
             )
         else:
             managed.withdrawal = self._loop.call_later(self._grace_s, self._withdraw, resource)
@@ -249,7 +249,7 @@ class DevicePluginRegistry:
         for resource in self._context.state.devices.registered.keys() - self._resources.keys():
             self._context.store.handle(DevicesChanged(resource, None))
             self._context.telemetry.event(
-                "device plug-in has gone: its resource is withdrawn", resource=resource
+                "device plugin has gone: its resource is withdrawn", resource=resource
             )
 
     # -- calls: DevicePlugins -----------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class DevicePluginRegistry:
         managed = self._resources.get(resource)
         if managed is None:
             raise DevicePluginError(
-                resource, f"cannot {action} {resource}: no device plug-in has registered it"
+                resource, f"cannot {action} {resource}: no device plugin has registered it"
             )
         return managed.endpoint
 
@@ -324,4 +324,4 @@ class DevicePluginRegistry:
 
 
 def _failed(resource: str, action: str, path: Path, error: Exception) -> DevicePluginError:
-    return DevicePluginError(resource, f"cannot {action} {resource}: the device plug-in at {path}: {error}")
+    return DevicePluginError(resource, f"cannot {action} {resource}: the device plugin at {path}: {error}")

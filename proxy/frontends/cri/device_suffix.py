@@ -40,7 +40,7 @@ class AddedDevices(Struct, frozen=True):
 
 def plugin(resource: str) -> str:
     """Return the name of a plugin in messages."""
-    return f"the device plug-in of {resource}"
+    return f"the device plugin of {resource}"
 
 
 def device_suffix(body: bytes, answers: Mapping[str, AllocateAnswer]) -> AddedDevices:

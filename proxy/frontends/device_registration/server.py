@@ -54,7 +54,7 @@ REQUEST_LIMIT: Final = 16 << 10
 WAIT_S: Final = 30.0
 """The longest time of a registration, in seconds."""
 STOP_S: Final = 0.5
-REFUSED: Final = "cannot register a device plug-in"
+REFUSED: Final = "cannot register a device plugin"
 
 Register = Callable[[str, Path], Awaitable[None]]
 """Takes a resource and the socket of its plugin; may raise ``DevicePluginError``."""
@@ -104,7 +104,7 @@ def socket_of(directory: Path, endpoint: str) -> Path:
     relative = posixpath.normpath(f"./{endpoint}")
     cause = ""
     if not endpoint or "\0" in endpoint or relative in (".", SOCKET_NAME):
-        cause = "it is not the name of a plug-in's socket"
+        cause = "it is not the name of a plugin's socket"
     elif relative == ".." or relative.startswith("../"):
         cause = "it leads out of the directory"
     path = directory / relative
@@ -174,7 +174,7 @@ class RegistrationServer:
         self._loop = asyncio.get_running_loop()
         self._socket = GrpcSocket(
             directory / SOCKET_NAME,
-            "serve registrations of device plug-ins",
+            "serve registrations of device plugins",
             SERVICE,
             self._handlers,
             threads=AT_ONCE,
@@ -250,7 +250,7 @@ class RegistrationServer:
         """Return the socket of the plugin, or raise InputError."""
         if request.version != VERSION:
             version = f"{quoted(request.version)} (supported: {VERSION})"
-            raise InputError(f"cannot register a device plug-in with API version {version}")
+            raise InputError(f"cannot register a device plugin with API version {version}")
         if not is_extended_resource(request.resource_name):
             name = quoted(request.resource_name)
             raise InputError(f"cannot register {name}: it is not the name of an extended resource")
@@ -285,7 +285,7 @@ class RegistrationServer:
             job.result(WAIT_S + STOP_S)
         except (TimeoutError, concurrent.futures.CancelledError):
             job.cancel()
-            message = f"cannot register {resource}: not done within {WAIT_S:g} s, or the plug-in has left"
+            message = f"cannot register {resource}: not done within {WAIT_S:g} s, or the plugin has left"
             raise DevicePluginError(resource, message) from None
 
 

@@ -23,7 +23,7 @@ POLL_S: Final = 1.0
 """Seconds between two checks whether kubelet has started."""
 
 
-CANNOT_SERVE: Final = "cannot serve registrations of device plug-ins"
+CANNOT_SERVE: Final = "cannot serve registrations of device plugins"
 
 
 class Registrations(Protocol):
@@ -108,7 +108,7 @@ class DevicePluginService:
             functools.partial(asyncio.to_thread, open_it),
             lambda error: telemetry.problem(CANNOT_SERVE, path=directory, err=error),
         )
-        telemetry.event("serving registrations of device plug-ins", path=directory)
+        telemetry.event("serving registrations of device plugins", path=directory)
         telemetry.resolved(CANNOT_SERVE, path=directory)
 
     async def stop(self) -> None:

@@ -163,7 +163,7 @@ def test_a_resource_of_an_earlier_run_needs_its_plugin_before_a_start(node: Node
         calls = node.registry
         node.state.devices.registered = {NAME: {}}
         assert calls.needs_pre_start(NAME), "the value is unknown before the plugin is back"
-        assert "no device plug-in has registered it" in await node.refused(calls.pre_start(NAME, ("a",)))
+        assert "no device plugin has registered it" in await node.refused(calls.pre_start(NAME, ("a",)))
         await node.serve(node.plugin())
         assert not calls.needs_pre_start(NAME), "the plugin does not request it"
 
@@ -177,7 +177,7 @@ def test_a_resource_that_no_plugin_has_registered(node: Node) -> None:
         assert not calls.needs_pre_start(NAME)
         assert await calls.preferred(NAME, ALL, frozenset(), 1) == ()
         for call in (calls.allocate(NAME, ("a",)), calls.pre_start(NAME, ("a",))):
-            assert "no device plug-in has registered it" in await node.refused(call)
+            assert "no device plugin has registered it" in await node.refused(call)
 
     play(node, scenario)
 

@@ -45,7 +45,7 @@ def test_everything_that_a_plugin_answers_is_appended() -> None:
     assert list(config.command) == ["run"]
     fields = device_suffix(body, {NIC: FULL}).fields
     assert set(fields) == {"envs[NIC]", "annotations[example.com/nic]", "mounts[/nic]", "devices[/dev/nic]"}
-    assert {field.plugin for field in fields.values()} == {"the device plug-in of example.com/nic"}
+    assert {field.plugin for field in fields.values()} == {"the device plugin of example.com/nic"}
     assert fields["mounts[/nic]"].value == ("/sys/nic", True)
 
 
@@ -73,7 +73,7 @@ def test_the_same_value_twice_is_no_conflict() -> None:
     ],
 )
 def test_a_conflict_with_the_request_names_both(config: Any, field: str) -> None:
-    message = f"the request and the device plug-in of example.com/nic set {field} differently"
+    message = f"the request and the device plugin of example.com/nic set {field} differently"
     with pytest.raises(DeviceConflictError, match=re.escape(message)):
         device_suffix(request(**config), {NIC: FULL})
 
@@ -81,7 +81,7 @@ def test_a_conflict_with_the_request_names_both(config: Any, field: str) -> None
 def test_a_conflict_of_two_plugins_names_both() -> None:
     other = AllocateAnswer({"NIC": "b"})
     message = (
-        "the device plug-in of example.com/nic and the device plug-in of example.com/gpu set envs[NIC]"
+        "the device plugin of example.com/nic and the device plugin of example.com/gpu set envs[NIC]"
         " differently"
     )
     with pytest.raises(DeviceConflictError, match=re.escape(message)):

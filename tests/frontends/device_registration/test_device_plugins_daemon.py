@@ -106,7 +106,7 @@ def test_invalid_registrations_are_refused(node: PluginNode, plugin: PlayedPlugi
         await check(invalid, "API version ''", version="")
         for endpoint in ("../x.sock", "kubelet.sock", ""):
             await check(invalid, "cannot use the endpoint", endpoint=endpoint)
-        await check(away, "cannot register example.com/dev: the device plug-in at", endpoint="none.sock")
+        await check(away, "cannot register example.com/dev: the device plugin at", endpoint="none.sock")
         for name in ("cpu", "kubernetes.io/x", "example.com/"):
             plugin.resource = name
             await check(invalid, "is not the name of an extended resource")
@@ -120,7 +120,7 @@ def test_invalid_registrations_are_refused(node: PluginNode, plugin: PlayedPlugi
         assert row(daemon) == {}
         telemetry = daemon.executor.telemetry
         assert telemetry.value(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="refused") == 10
-        assert "cannot register a device plug-in" in str(telemetry.problems())
+        assert "cannot register a device plugin" in str(telemetry.problems())
 
     run(daemon, scenario)
 
