@@ -121,8 +121,8 @@ def hotplug_dropped() -> Patches:
 
 def repair_skipped() -> Patches:
     """What another program writes stays."""
-    yield CpusetWriter, "write_all", lambda cpuset_writer, leave=(): WriteResult()
-    yield Drift, "suspect", _nothing
+    yield CpusetWriter, "write_all", lambda cpuset_writer, skip=(): WriteResult()
+    yield Drift, "compare_soon", _nothing
 
 
 def call_forgotten() -> Patches:
@@ -189,7 +189,7 @@ def reload_undone() -> Patches:
 
     yield CreateDecisions, "place", placed
     yield ContainerLifecycle, "created", answered
-    yield NodePolicySync, "follow", _no_work
+    yield NodePolicySync, "refresh", _no_work
 
 
 def nothing_given_back() -> Patches:
