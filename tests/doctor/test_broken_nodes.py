@@ -230,6 +230,8 @@ def test_a_file_that_the_flag_of_kubelet_overrides_is_no_fault() -> None:
 def test_a_broken_node_is_named(name: str) -> None:
     check, result, break_it = BROKEN[name]
     found = examined(break_it)
+    if check == "hook-files":
+        found.pop("daemon-problems", None)  # the daemon reports the file too, once it has read the directory
     assert {each: outcome for each, (outcome, _) in found.items()} == {check: result}
 
 
