@@ -25,13 +25,13 @@ import pytest
 from tests.testkit.shuffle import RANDOM, seed_of
 
 ROOT = Path(__file__).parents[2]
-SECOND = (
-    *("tests/e2e", "tests/bench", "tests/fuzz", "tests/simulation"),
+SECOND = ("tests/e2e", "tests/bench", "tests/fuzz", "tests/simulation")
+"""What the second process runs: the end-to-end tests, which mostly wait, and other long ones."""
+THIRD = (
+    *("tests/executor", "tests/frontends", "tests/hooks"),
     *("tests/agent", "tests/attach", "tests/deploy", "tests/extender", "tests/release", "tests/scheduler"),
 )
-"""What the second process runs: the end-to-end tests, which mostly wait, and others that share no files."""
-THIRD = tuple(f"tests/{name}" for name in ("executor", "frontends", "hooks"))
-"""What the third process runs: the parts of the daemon that wait for timers and threads."""
+"""What the third process runs: parts that wait for timers and threads, and share no files with others."""
 FOURTH = tuple(f"tests/{name}" for name in ("allocation", "engine", "oracles", "pools", "relay", "simulate"))
 """What the fourth process runs: pure functions, which depend on no time limit."""
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|warnings?|xfailed|xpassed)")
