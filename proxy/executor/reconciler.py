@@ -260,12 +260,14 @@ class Reconciler:
         """Return the listed containers that the state has neither by id nor as creates without an answer."""
         containers = self._context.state.containers
         new = [c for c in listing.containers.values() if c.id not in containers]
-        creating = {(c.pod.sandbox_id, c.name) for c in containers.values() if c.phase is Phase.CREATING}
+        creating = {
+            (c.pod.sandbox_id, c.name, c.attempt) for c in containers.values() if c.phase is Phase.CREATING
+        }
         return [
             c
             for c in new
             if c.phase is not Phase.EXITED
-            and (c.sandbox_id, c.name) not in creating
+            and (c.sandbox_id, c.name, c.attempt) not in creating
             and not listing.is_dead(c)
         ]
 

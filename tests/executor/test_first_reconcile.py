@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.idset import CpuSet
 
@@ -17,10 +19,17 @@ def widest(log: list[str], container: str) -> CpuSet:
     return CpuSet(cpu for cpus in sets for cpu in cpus)
 
 
-async def restarted(world: Any, unknown: str) -> threading.Event:
-    """Restart with a ledger that lacks an owner; the runtime returns details when the event is set."""
+async def restarted(world: Any, unknown: str, **stale: Any) -> threading.Event:
+    """Restart with a ledger that lacks an owner; the runtime returns details when the event is set.
+
+    Args:
+        world: The node.
+        unknown: The container that the ledger lacks.
+        stale: Records that the ledger still has.
+    """
     await world.close()
     del world.ledger.entries[f"c/{unknown}"]
+    world.ledger.entries.update(stale)
     world.runtime.details[unknown] = RuntimeDetail(f"/kubepods/podnew/{unknown}", cpuset_cpus="4-5")
     world.boot()
     await world.clear_log()
@@ -56,6 +65,29 @@ def test_no_container_grows_before_unrecorded_owners_are_known(run_scenario: Cal
         assert (world.on(ls), world.on(new)) == ("0-3,6-15", "4-5")
         assert not widest(world.log, ls) & CpuSet.parse("4-5")
         world.check()
+
+    run_scenario(scenario)
+
+
+def test_a_container_is_adopted_although_a_create_of_an_earlier_attempt_was_lost(
+    run_scenario: Callable[..., None],
+) -> None:
+    """The ledger could not be written since the earlier create was in flight."""
+
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        sandbox = await world.pod("new", "LSE", cpus="4-5")
+        call = await world.begin(sandbox)
+        lost = {key: record for key, record in world.ledger.entries.items() if key.startswith("i/")}
+        assert lost
+        world.wire.finished(call, 2)
+        new = await world.run(sandbox)
+        world.runtime.containers[new] = structs.replace(world.runtime.containers[new], attempt=1)
+        (await restarted(world, new, **lost)).set()
+        await world.sync.once()
+        await world.quiet()
+        assert new in world.executor.state.containers
+        assert (world.on(ls), world.on(new)) == ("0-3,6-15", "4-5")
 
     run_scenario(scenario)
 
