@@ -48,7 +48,7 @@ def check_config(file: Path | None, defaults: bool, schema: bool, **options: str
     if defaults:
         click.echo(as_yaml(Config()), nl=False)
         return
-    # Only root, as whom the daemon runs, must be able to trust the file as it is; others check a copy of it.
+    # The daemon runs as root and must be able to trust the file. Another user checks a copy of it.
     config = read_config(file, options, trusted=os.geteuid() == 0)
     config = _startable(config)
     remarks = [f"from {config.source}", *_machine(config), _runtime(config), *_files(file, config)]

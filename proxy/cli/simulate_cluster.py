@@ -113,7 +113,7 @@ def simulate_cluster(
         simulated_nodes: The nodes that the command line describes.
         options: The options of ``--cluster``.
         replicas: Copies of each recorded pod.
-        anywhere: Whether recorded pods are placed anew, regardless of the node where they run.
+        anywhere: Whether recorded pods may be placed on other nodes than those where they run.
         counter: Counts the pods of both runs.
         as_json: Print data.
         verbose: List the pods in the data.

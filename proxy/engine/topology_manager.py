@@ -6,8 +6,9 @@ node holds them (kubernetes v1.36, pkg/kubelet/cm/topologymanager/scope_containe
 for a pod as a whole, see ``proxy.engine.pod_admission``). Nothing here changes anything: the outcome is
 always a ``TopologyDecision``, even for a rejection.
 
-Under policy ``none`` nothing is merged, and kubelet's allocators choose by themselves. Here each provider is
-told so by ``ProviderRequest.unmerged``, and CPUs are taken from one NUMA node if they fit there.
+Under policy ``none`` nothing is merged, and kubelet's allocators choose by themselves. Here
+``ProviderRequest.unmerged`` says so to each provider, and CPUs are taken from one NUMA node if they fit
+there.
 
 ``build_context`` builds the input of a decision from the state of a node.
 """

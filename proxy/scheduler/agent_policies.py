@@ -1,8 +1,8 @@
 """The rules of a node that topoproxy's agent publishes, as attributes of its objects or as an annotation.
 
 Other programs write none of these rules, and an earlier agent only some: a rule that is absent does not
-apply. If the floor of the shared pool is published, the CPUs that it keeps can be told from reserved ones.
-The engine then keeps them as on the node: it keeps their number, whichever CPUs they are.
+apply. If the floor of the shared pool is published, the CPUs that it keeps can be distinguished from
+reserved ones. The engine then keeps them as on the node: it keeps their number, whichever CPUs they are.
 """
 
 from __future__ import annotations

@@ -13,13 +13,14 @@ from proxy.simulate.nodes import SimulatedNode
 from proxy.simulate.picture import NumaNodeRow, rows_of
 from proxy.simulate.quality import Alignment, RemainingCpus
 from proxy.simulate.simulation import Simulation
-from proxy.simulate.summary import Findings, Summary
+from proxy.simulate.summary import Findings
 
 Data = dict[str, object]
 
 _SUMMARY_KEYS = {"rejected": "refused", "largest_when_empty": "empty"}
+"""The keys in JSON of attributes of ``Summary`` that have other names there."""
 _REMAINING_CPUS_KEYS = {"largest_when_empty": "of"}
-"""Attributes whose key in JSON is another word, by attribute."""
+"""The same for ``RemainingCpus``."""
 
 
 def page(simulation: Simulation, findings: Findings, notes: Sequence[str]) -> Data:
@@ -28,7 +29,7 @@ def page(simulation: Simulation, findings: Findings, notes: Sequence[str]) -> Da
         "schema": schema_ids.SIMULATE,
         "configuration": simulation.config.source,
         "notes": list(notes),
-        "summary": _fields(findings.summary, _SUMMARY_KEYS),
+        "summary": by_json_key(dataclasses.asdict(findings.summary), _SUMMARY_KEYS),
         "machines": [
             _simulated_node(h, remaining)
             for h, remaining in zip(simulation.simulated_nodes, findings.remaining, strict=True)
@@ -39,8 +40,9 @@ def page(simulation: Simulation, findings: Findings, notes: Sequence[str]) -> Da
     }
 
 
-def _fields(measured: Summary | RemainingCpus, keys: Mapping[str, str]) -> Data:
-    return {keys.get(name, name): value for name, value in dataclasses.asdict(measured).items()}
+def by_json_key(attributes: Mapping[str, object], keys: Mapping[str, str]) -> Data:
+    """Return the values of attributes by their keys in JSON: those in ``keys``, otherwise their names."""
+    return {keys.get(name, name): value for name, value in attributes.items()}
 
 
 def _simulated_node(simulated_node: SimulatedNode, remaining: RemainingCpus) -> Data:
@@ -54,7 +56,7 @@ def _simulated_node(simulated_node: SimulatedNode, remaining: RemainingCpus) -> 
             "owned": str(simulated_node.owned),
             "left": str(simulated_node.ownable),
         },
-        "left": _fields(remaining, _REMAINING_CPUS_KEYS),
+        "left": by_json_key(dataclasses.asdict(remaining), _REMAINING_CPUS_KEYS),
         "offered": dict(simulated_node.offers),
         "asked": {name: amount - simulated_node.free[name] for name, amount in simulated_node.offers.items()},
         "nodes": [_row(row) for row in rows_of(simulated_node)],

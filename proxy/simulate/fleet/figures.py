@@ -14,6 +14,7 @@ from xml.sax.saxutils import escape
 
 from proxy.model import schema_ids
 from proxy.observe.value_text import clean
+from proxy.simulate.data import by_json_key
 from proxy.simulate.fleet.fleet_run import FleetPodResult, FleetPodState, FleetRun, Sample
 from proxy.simulate.fleet.fleet_simulation import FleetSettings, FleetSimulation
 from proxy.simulate.picture import columns
@@ -31,7 +32,7 @@ _KEYS = {
     "pods_possible_on_one_numa_node": "possible",
     "pods_on_one_numa_node": "on_one",
 }
-"""Attributes of ``FleetFigures`` whose key in JSON is shorter, by attribute."""
+"""The keys in JSON of attributes of ``FleetFigures`` that have other names there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,7 @@ def _settings(settings: FleetSettings) -> Data:
 
 
 def _run(run: FleetRun, figures: FleetFigures, *, each_pod: bool) -> Data:
-    data = {_KEYS.get(name, name): value for name, value in dataclasses.asdict(figures).items()}
+    data = by_json_key(dataclasses.asdict(figures), _KEYS)
     data["unusable_cpus"] = _unusable(figures.unusable_cpus)
     samples = [
         {**dataclasses.asdict(sample), "unusable": _unusable(sample.unusable)} for sample in run.samples

@@ -54,7 +54,7 @@ class FakeCgroupFiles:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the tree's lock; each use opens the file anew, so that threads exclude each other too."""
+        """Hold the tree's lock. Each use opens the file again: so the lock excludes other threads, too."""
         with (self._root / MARKER).open() as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
