@@ -33,6 +33,7 @@ from proxy.simulate.nodes import SimulatedNode
 from proxy.simulate.pods import pod_template_of
 from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, PODS, Bed, ClusterApi
 from tests.scheduler.objects import Json, numatopology, pod
+from tests.testkit.waiting import LIMIT_S
 
 KINDS: tuple[Json, ...] = (
     {"cpus": (2,)},
@@ -145,7 +146,7 @@ class Twins:
 
 async def settled(twins: Twins, bed: Bed) -> None:
     """Wait until the extender has received all written objects."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT_S):
         while any(bed.table.pending(name) for name in twins.names) or any(
             (node := bed.table.node(simulated_node.name)) is None or node.free != simulated_node.ownable
             for simulated_node in twins.simulated_nodes

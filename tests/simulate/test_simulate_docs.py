@@ -37,7 +37,7 @@ def test_every_example_of_the_docs_prints_what_the_page_shows(place: Path, page:
     assert len(examples) >= least
     for shortened, command, expected in examples:
         done = subprocess.run(
-            ["sh", "-c", command], cwd=place, env=surroundings, capture_output=True, text=True, timeout=60
+            ["sh", "-c", command], cwd=place, env=surroundings, capture_output=True, text=True, timeout=300
         )
         reported = done.stdout + done.stderr
         if shortened:

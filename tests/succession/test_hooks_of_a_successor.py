@@ -68,7 +68,7 @@ def hooked(node: Node, text: str, **names: str) -> Path:
     lines = [f"  {key}: {node.directory / name}" for key, name in DIRECTORIES.items()]
     node.configure("\n".join(["drainTimeout: 100ms", "hooks:", *lines]))
     os.kill(node.popen.pid, signal.SIGHUP)
-    node.wait(lambda: "configure" in reported(node))
+    node.wait(lambda: "hook loaded" in node.log)  # configure ends before the hook is in use
     return record
 
 

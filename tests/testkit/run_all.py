@@ -28,11 +28,11 @@ ROOT = Path(__file__).parents[2]
 SECOND = ("tests/e2e", "tests/bench", "tests/fuzz", "tests/simulation")
 """What the second process runs: the end-to-end tests, which mostly wait, and other long ones."""
 THIRD = (
-    *("tests/executor", "tests/frontends", "tests/hooks"),
-    *("tests/agent", "tests/attach", "tests/deploy", "tests/extender", "tests/release", "tests/scheduler"),
+    *("tests/executor", "tests/frontends", "tests/hooks", "tests/agent", "tests/attach", "tests/deploy"),
+    *("tests/extender", "tests/release", "tests/scheduler", "tests/simulate"),
 )
 """What the third process runs: parts that wait for timers and threads, and share no files with others."""
-FOURTH = tuple(f"tests/{name}" for name in ("allocation", "engine", "oracles", "pools", "relay", "simulate"))
+FOURTH = tuple(f"tests/{name}" for name in ("allocation", "engine", "oracles", "pools", "relay"))
 """What the fourth process runs: pure functions, which depend on no time limit."""
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|warnings?|xfailed|xpassed)")
 

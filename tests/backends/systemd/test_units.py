@@ -255,7 +255,7 @@ def test_a_systemd_that_does_not_answer_is_reported(systemd: PlayedSystemd, addr
 
 def test_a_refused_login_is_reported(systemd: PlayedSystemd, address: Path) -> None:
     systemd.rude = True
-    units = SystemdUnits(lambda: [str(address)], 0.5)
+    units = SystemdUnits(lambda: [str(address)], 2.0)
     units.watch(lambda _: None)
     wait_until(
         lambda: len(systemd.connections) > 1
@@ -378,10 +378,10 @@ def test_a_bus_that_does_not_answer_is_reported_with_its_cause(
     path = tmp_path / "system_bus_socket"
     played = PlayedSystemd(path)
     played.silent = True
-    units = SystemdUnits(lambda: [str(path)], 0.3)
+    units = SystemdUnits(lambda: [str(path)], 1.0)
     units.watch(lambda _: None)
-    wait_until(lambda: len(played._threads) > 1 and not played._threads[1].is_alive())  # the client hung up
-    with pytest.raises(UnavailableError, match=r"cannot query systemd: .*no answer within 0\.3 s"):
+    wait_until(lambda: "no answer" in units._why)
+    with pytest.raises(UnavailableError, match=r"cannot query systemd: .*no answer within 1 s"):
         units.read(SCOPE)
     units.close()
     played.close()
