@@ -38,6 +38,8 @@ PER_SECOND = 10.0
 PAUSES = Backoff(0.1, 30.0)
 """Seconds between two sweeps while something could not be restored."""
 RECONCILE_LIMIT_S = 10.0
+QUEUED_WRITES_S = 1.0
+"""Seconds that the release waits for kernel writes that were queued before it."""
 
 
 def enter(executor: NodeExecutor, mode: NodeMode) -> None:
@@ -70,7 +72,7 @@ class Release:
         self._lasting = True
         self._mode_after = NodeMode.ENFORCE
         self._planned: Mapping[str, CpuSet] = {}
-        """The CPUs that were planned for containers when the release began, by cgroup parent."""
+        """The CPUs that were planned for containers, and written, when the release began, by cgroup parent."""
         self._updater = RuntimeUpdater(executor, self._worker, Progress())
         self.since = 0.0
 
@@ -107,6 +109,17 @@ class Release:
         self._planned = planned_cpus(self._executor.state)
         enter(self._executor, mode)
 
+    async def _finish_queued_writes(self) -> None:
+        """Wait until the kernel has the present plan, unless the worker is stuck.
+
+        In a release nothing is written for a plan. A list that lacked a planned CPU only because its write was
+        still queued would be taken for one of another program (``proxy.release.kernel``).
+        """
+        await asyncio.sleep(0)  # tasks that write what has just changed queue their jobs
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(QUEUED_WRITES_S):
+                await self._executor.kernel.run(lambda: None)
+
     async def _record(self, stage: str) -> None:
         ledger_writer = self._executor.ledger_writer
         kept = self._lasting and stage
@@ -126,7 +139,10 @@ class Release:
                 self._lasting = lasting
                 self.since = self._executor.wall_clock()
                 self._updater.progress = Progress()
+                planned = planned_cpus(self._executor.state)
+                await self._finish_queued_writes()
                 self._enter_release(NodeMode.RELEASING)
+                self._planned = {at: cpus & planned.get(at, cpus) for at, cpus in self._planned.items()}
                 await self._record(self.stage)
                 self._executor.telemetry.event(
                     "release: every container gets back what it would have had without topoproxy"

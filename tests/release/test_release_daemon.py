@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,29 @@ def test_a_fence_is_lifted_although_a_container_ends_during_the_release(
         assert effective(node, group) == ALL
         if ends == "owner":
             assert node.cpus(ls) == ALL
+
+    daemon = node.daemon()
+    node.run_scenario(daemon, scenario)
+
+
+@pytest.mark.parametrize("node", [2], indirect=True)
+def test_a_fence_is_lifted_although_an_owner_has_ended_just_before_the_release(node: Node) -> None:
+    """The pools have its CPUs already, but the write that widens the fence is still queued."""
+
+    async def scenario() -> None:
+        executor, free = daemon.executor, threading.Event()
+        assert executor is not None
+        ls = await node.launch(DemoPod("ls", "LS"))
+        lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
+        group = left_fence(node, ls)
+        busy = executor.kernel.submit(free.wait, 30)
+        with node.client() as client:
+            await asyncio.to_thread(client.stop, lse)
+        await until(lambda: executor.state.containers[lse].phase is Phase.EXITED)
+        asyncio.get_running_loop().call_later(0.2, free.set)
+        await node.release(daemon)
+        assert await busy
+        assert (effective(node, group), node.cpus(ls)) == (ALL, ALL)
 
     daemon = node.daemon()
     node.run_scenario(daemon, scenario)
