@@ -55,6 +55,7 @@ from proxy.engine.topology_manager import (
     apply_policy,
     build_context,
     container_request,
+    for_allocation,
     pod_requests,
     refusal_verdict,
 )
@@ -298,7 +299,7 @@ def _decide_by_node_policy(context: AdmissionContext) -> TopologyDecision:
             else _allocate_containers(context, TopologyDecision(Verdict(), ANYWHERE))
         )
     decision = apply_policy(context, context.hints(), Scope.POD)
-    return _allocate_containers(context, decision) if decision.verdict.admitted else decision
+    return _allocate_containers(for_allocation(context), decision) if decision.verdict.admitted else decision
 
 
 def _decide_by_pod_policy(state: NodeState, context: AdmissionContext, milli: int) -> TopologyDecision:

@@ -112,10 +112,17 @@ def admit_container(context: AdmissionContext) -> TopologyDecision:
     decision = apply_policy(context, answers, Scope.CONTAINER)
     if not decision.verdict.admitted:
         return decision
-    if (context.policy or context.node.policy) is TopologyPolicy.NONE:
-        unmerged = structs.replace(context.request, unmerged=True)
-        context = structs.replace(context, request=unmerged)
-    return allocate(context, decision.hint, decision.answers, decision.merge)
+    return allocate(for_allocation(context), decision.hint, decision.answers, decision.merge)
+
+
+def for_allocation(context: AdmissionContext) -> AdmissionContext:
+    """Return the context for the allocation: its request says whether the policy merges hints."""
+    unmerged = (context.policy or context.node.policy) is TopologyPolicy.NONE
+    return (
+        structs.replace(context, request=structs.replace(context.request, unmerged=True))
+        if unmerged
+        else context
+    )
 
 
 def apply_policy(

@@ -131,6 +131,14 @@ def test_the_topology_policy_and_the_bind_policy_apply_to_a_pod_as_owner() -> No
     assert admit(NodeState.empty(NODE), full, total(3000)).verdict.reason == "CPUBindPolicyError"
 
 
+@pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR])
+def test_a_pod_as_owner_gets_cpus_of_one_numa_node_without_a_policy(qos: QosClass) -> None:
+    """kubelet's allocator would take the three free cores of NUMA node 0, and one CPU of NUMA node 1."""
+    named = Pod("a", "a", "ns", "a", qos=QosClass.LSE, cpuset=CpuSet.parse("3,11"))
+    state = place(NodeState.empty(NODE).with_pod(named), named, "c", 0, total(2000), "a").state
+    assert admitted(state, pod(qos), total(7000)).pod.cpuset == CpuSet.parse("4-7,12-14")
+
+
 def test_memory_is_counted_for_the_pod_as_a_whole() -> None:
     node = changed_copy(NODE, reserved_memory={0: {"memory": GI}})
     result = admitted(NodeState.empty(node), pod(), total(2000, memory_limit=3 * GI))
