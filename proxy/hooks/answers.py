@@ -30,7 +30,7 @@ class Presence(enum.Enum):
 LEAVE: Final = Presence.LEAVE
 CLEAR: Final = Presence.CLEAR
 
-_None: TypeAlias = Literal[Presence.LEAVE, Presence.CLEAR]
+_LeaveOrClear: TypeAlias = Literal[Presence.LEAVE, Presence.CLEAR]
 _Clear: TypeAlias = Literal[Presence.CLEAR]
 
 
@@ -44,13 +44,13 @@ class Update:
             ``Adjustment``.
     """
 
-    cpus: CpuSet | _None = LEAVE
-    cpu_period: int | _None = LEAVE
-    cpu_quota: int | _None = LEAVE
-    cpu_shares: int | _None = LEAVE
-    memory_limit: int | _None = LEAVE
-    memory_swap_limit: int | _None = LEAVE
-    oom_score_adj: int | _None = LEAVE
+    cpus: CpuSet | _LeaveOrClear = LEAVE
+    cpu_period: int | _LeaveOrClear = LEAVE
+    cpu_quota: int | _LeaveOrClear = LEAVE
+    cpu_shares: int | _LeaveOrClear = LEAVE
+    memory_limit: int | _LeaveOrClear = LEAVE
+    memory_swap_limit: int | _LeaveOrClear = LEAVE
+    oom_score_adj: int | _LeaveOrClear = LEAVE
     unified: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -77,21 +77,21 @@ class Adjustment:
     Each point lists the fields that it takes. A field that the CRI cannot change there is refused.
     """
 
-    cpus: CpuSet | _None = LEAVE
-    mems: Mask | _None = LEAVE
-    cpu_period: int | _None = LEAVE
-    cpu_quota: int | _None = LEAVE
-    cpu_shares: int | _None = LEAVE
-    memory_limit: int | _None = LEAVE
-    memory_swap_limit: int | _None = LEAVE
-    oom_score_adj: int | _None = LEAVE
+    cpus: CpuSet | _LeaveOrClear = LEAVE
+    mems: Mask | _LeaveOrClear = LEAVE
+    cpu_period: int | _LeaveOrClear = LEAVE
+    cpu_quota: int | _LeaveOrClear = LEAVE
+    cpu_shares: int | _LeaveOrClear = LEAVE
+    memory_limit: int | _LeaveOrClear = LEAVE
+    memory_swap_limit: int | _LeaveOrClear = LEAVE
+    oom_score_adj: int | _LeaveOrClear = LEAVE
     unified: Mapping[str, str | _Clear] = field(default_factory=dict)
     annotations: Mapping[str, str | _Clear] = field(default_factory=dict)
     labels: Mapping[str, str | _Clear] = field(default_factory=dict)
     envs: Mapping[str, str | _Clear] = field(default_factory=dict)
     devices: Mapping[str, Device | _Clear] = field(default_factory=dict)
     mounts: Mapping[str, Mount | _Clear] = field(default_factory=dict)
-    cgroup_parent: str | _None = LEAVE
+    cgroup_parent: str | _LeaveOrClear = LEAVE
     updates: Mapping[str, Update] = field(default_factory=dict)
 
     def __bool__(self) -> bool:

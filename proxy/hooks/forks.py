@@ -22,35 +22,35 @@ from pathlib import Path
 _SHARED = ("socket:", "anon_inode:")
 
 
-class _Here:
-    """The state of this process: whether a hook's thread forks, and whether it is a hook's child."""
+class _ProcessState:
+    """The state of this process, as far as forks of hooks concern it."""
 
-    watched = False
-    by_hook = False
-    child = False
+    has_handlers = False
+    is_fork_of_hook = False
+    is_child_of_hook = False
 
 
-def watch() -> None:
+def install_fork_handlers() -> None:
     """Handle children from now on; the daemon itself never forks, so a forking thread runs a hook."""
-    if not _Here.watched:
-        _Here.watched = True
-        os.register_at_fork(before=_before, after_in_child=_after)
+    if not _ProcessState.has_handlers:
+        _ProcessState.has_handlers = True
+        os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
 
 
-def leave() -> None:
+def exit_if_child() -> None:
     """End the process if it is a child; called when a hook's code has ended."""
-    if _Here.child:
+    if _ProcessState.is_child_of_hook:
         os._exit(0)
 
 
-def _before() -> None:
-    _Here.by_hook = threading.current_thread() is not threading.main_thread()
+def _before_fork() -> None:
+    _ProcessState.is_fork_of_hook = threading.current_thread() is not threading.main_thread()
 
 
-def _after() -> None:
-    if not _Here.by_hook:
+def _after_fork_in_child() -> None:
+    if not _ProcessState.is_fork_of_hook:
         return
-    _Here.child = True
+    _ProcessState.is_child_of_hook = True
     with contextlib.suppress(OSError):
         for entry in list(Path("/proc/self/fd").iterdir()):
             with contextlib.suppress(OSError):

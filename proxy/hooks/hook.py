@@ -12,9 +12,9 @@ from proxy.hooks.events import Point
 from proxy.hooks.slot_init import slot_init
 from proxy.model.admission import EVERYWHERE, Namespaces
 
-TIMEOUT_S = 0.5
+DEFAULT_TIMEOUT_S = 0.5
 """The default timeout of one answer, in seconds."""
-LONGEST_S = 100.0
+LONGEST_TIMEOUT_S = 100.0
 """The longest timeout that may be configured, and the most time that all hooks of one call have together:
 kubelet waits two minutes for a call."""
 
@@ -39,9 +39,8 @@ class Hook:
         policy: What happens to a call when it fails.
         timeout: Seconds for one answer.
         remote: It is a server: exceptions are its gRPC errors, and a traceback does not help.
-        echoes: It receives the fields that hooks before it have set (Koordinator's servers do: they answer
-            with everything that they received): its handlers are called with the event and the adjustment so
-            far.
+        receives_earlier_changes: Its handlers are called with the event and the fields that hooks before it
+            have set (Koordinator's servers need this: they answer with everything that they received).
         pure: It only computes, may be called twice, and is called on the event loop itself.
         skip: Decides by a pod's labels whether the hook is not called for this pod.
         skip_in: Namespaces in which ``skip`` counts. Without that limit any author of a pod could hide it
@@ -52,9 +51,9 @@ class Hook:
     source: str
     handlers: Mapping[str, Callable[..., Any]]
     policy: HookFailurePolicy = HookFailurePolicy.IGNORE
-    timeout: float = TIMEOUT_S
+    timeout: float = DEFAULT_TIMEOUT_S
     remote: bool = False
-    echoes: bool = False
+    receives_earlier_changes: bool = False
     pure: bool = False
     skip: Callable[[Mapping[str, str]], bool] | None = None
     skip_in: Namespaces = EVERYWHERE
@@ -78,11 +77,11 @@ class Outcome:
     firm: bool = False
 
 
-AS_IT_IS = Outcome()
+NO_CHANGE = Outcome()
 """No hook wants a change."""
 
 
-class Answers(Protocol):
+class PendingOutcome(Protocol):
     """The outcome of a call, now or later; returned by ``HookCaller.call_hooks``."""
 
     outcome: Outcome | None
@@ -91,15 +90,15 @@ class Answers(Protocol):
         """Wait for the outcome; never longer than the hooks' deadlines together."""
 
 
-class _NoAnswers:
-    outcome: Outcome | None = AS_IT_IS
+class _NoHooksCalled:
+    outcome: Outcome | None = NO_CHANGE
 
     async def wait(self) -> Outcome:
-        return AS_IT_IS
+        return NO_CHANGE
 
 
-NO_ANSWERS: Answers = _NoAnswers()
-"""The answers at a point without hooks, or if hooks could not be called."""
+NO_HOOKS_CALLED: PendingOutcome = _NoHooksCalled()
+"""The outcome at a point without hooks, or if hooks could not be called."""
 
 
 class HookCaller(Protocol):
@@ -108,7 +107,7 @@ class HookCaller(Protocol):
     points: frozenset[str]
     """Points that a hook handles now; changes when hooks are added or removed."""
 
-    def call_hooks(self, event: Point) -> Answers:
+    def call_hooks(self, event: Point) -> PendingOutcome:
         """Call all hooks of an event's point. ``outcome`` is available at once if all were quick."""
 
     def notify(self, event: Point) -> None:

@@ -154,7 +154,7 @@ def type_text(text: str, link: Callable[[str], str]) -> str:
 
 def _type_text(node: ast.expr, link: Callable[[str], str]) -> str:
     match node:
-        case ast.Name(id="_None" | "_Clear"):
+        case ast.Name(id="_LeaveOrClear" | "_Clear"):
             return link("CLEAR")
         case ast.Name(id=name):
             return link(name)

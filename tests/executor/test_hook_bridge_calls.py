@@ -885,7 +885,7 @@ def test_no_call_waits_for_hooks_that_never_answer(run_scenario, monkeypatch) ->
             await asyncio.Event().wait()
 
     async def scenario(world) -> None:
-        monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
+        monkeypatch.setattr(dispatch, "LONGEST_TIMEOUT_S", 0.1)
         monkeypatch.setattr(dispatch, "_MARGIN_S", 0.0)
         async with hooks(world) as h:
             h.add(pre_create_container=Veto("never"), pre_update_container_resources=Veto("never"))

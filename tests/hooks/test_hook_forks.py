@@ -18,7 +18,7 @@ from proxy.hooks.hook import Hook
 from proxy.hooks.samples import sample
 from tests.testkit.captured_log import of_hooks
 
-forks.watch()
+forks.install_fork_handlers()
 directory = tempfile.mkdtemp()
 locked = open(directory + "/lock", "w")
 fcntl.flock(locked, fcntl.LOCK_EX)
@@ -114,7 +114,7 @@ def test_a_fork_of_the_main_thread_is_not_changed() -> None:
     assert run_script(
         """
         if fork():
-            forks.leave()
+            forks.exit_if_child()
             os.write(writes, json.dumps([is_open(ours.fileno()), is_open(locked.fileno())]).encode())
             os._exit(7)
         assert ends() == [7]

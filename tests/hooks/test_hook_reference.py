@@ -114,6 +114,6 @@ def test_types_are_described() -> None:
     assert described("Mapping[str, Mount | _Clear]") == "map of str to Mount or CLEAR"
     assert described("Sequence[PodFacts]") == described("tuple[PodFacts, ...]") == "list of PodFacts"
     assert described("Mask | None") == "Mask or None"
-    assert described("int | _None") == "int or CLEAR"
+    assert described("int | _LeaveOrClear") == "int or CLEAR"
     with pytest.raises(ValueError, match="cannot describe the type 'set\\[int\\]'"):
         described("set[int]")

@@ -10,7 +10,7 @@ from proxy.calls.undecided_call import SpawnForCall, UndecidedCall
 from proxy.engine.hook_narrowing import Narrowing
 from proxy.hooks.answers import CLEAR, LEAVE
 from proxy.hooks.events import Point
-from proxy.hooks.hook import AS_IT_IS, LONGEST_S, NO_ANSWERS, Answers, Outcome
+from proxy.hooks.hook import LONGEST_TIMEOUT_S, NO_CHANGE, NO_HOOKS_CALLED, Outcome, PendingOutcome
 from proxy.model.errors import HookError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
@@ -77,24 +77,24 @@ class HookDispatcher:
         if self.lifecycle_events.lacks(target):
             await self._learn(target)
 
-    def answers(self, event: Point) -> Answers:
+    def answers(self, event: Point) -> PendingOutcome:
         """Call the hooks of an event's point."""
         try:
             return self.hooks.call_hooks(event)
         except Exception as error:  # noqa: BLE001  an internal error costs the hooks, never the call
             self.executor.report_internal_error(error)
-            return NO_ANSWERS
+            return NO_HOOKS_CALLED
 
-    async def outcome(self, answers: Answers) -> Outcome:
+    async def outcome(self, answers: PendingOutcome) -> Outcome:
         """Wait for the outcome. The hook engine has the deadlines; the one here is for its faults."""
         if answers.outcome is not None:
             return answers.outcome
         try:
-            async with asyncio.timeout(LONGEST_S + _MARGIN_S):
+            async with asyncio.timeout(LONGEST_TIMEOUT_S + _MARGIN_S):
                 return await answers.wait()
         except TimeoutError as error:
             self.executor.report_internal_error(error)
-            return AS_IT_IS
+            return NO_CHANGE
 
     def call_hooks(
         self, call: UndecidedCall, event: Point, go: Decided, over: Callable[[], None] = lambda: None
@@ -183,7 +183,7 @@ class HookDispatcher:
             self.executor.telemetry.problem(
                 "cannot apply what hooks request", method=call.method, err=message
             )
-            return (Outcome(refusal=message) if outcome.firm else AS_IT_IS), call.body
+            return (Outcome(refusal=message) if outcome.firm else NO_CHANGE), call.body
 
     def narrow(self, container_id: str, outcome: Outcome, offered: CpuSet) -> None:
         """Narrow a container as hooks request; ``offered`` are the CPUs from which they could choose."""

@@ -16,14 +16,14 @@ from msgspec import Struct
 from proxy.calls.undecided_call import Handle, UndecidedCall
 from proxy.frontends.hook_bridge.dispatch import Decided, HookDispatcher
 from proxy.hooks.events import PreUpdateContainerResources
-from proxy.hooks.hook import Answers, Outcome
+from proxy.hooks.hook import Outcome, PendingOutcome
 from proxy.model.workload import Phase
 
 
 class _Waiting(Struct, frozen=True):
     """Hooks that have not answered yet, and the function to call when they have."""
 
-    answers: Answers
+    answers: PendingOutcome
     go: Decided
 
 

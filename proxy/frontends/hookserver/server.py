@@ -20,7 +20,7 @@ from proxy.executor.context import NodeContext
 from proxy.frontends.hookserver.foreign_call import HookCallRefusedError
 from proxy.frontends.hookserver.messages import container_echo, pod_echo
 from proxy.frontends.hookserver.servicer import Servicer
-from proxy.hooks.hook import LONGEST_S
+from proxy.hooks.hook import LONGEST_TIMEOUT_S
 from proxy.model.grpc_status import GrpcStatus
 from proxy.sockets.grpc_socket import GrpcSocket, cancel_with_call, open_with_retries, refuse_call
 from proxy.telemetry import metrics
@@ -166,7 +166,7 @@ class Server:
             except DecodeError as error:
                 self._undecodable(name, error)
                 refuse_call(context, GrpcStatus.INVALID_ARGUMENT, UNDECODABLE)
-            limit = min(context.time_remaining() or LONGEST_S, LONGEST_S)
+            limit = min(context.time_remaining() or LONGEST_TIMEOUT_S, LONGEST_TIMEOUT_S)
             try:
                 job = asyncio.run_coroutine_threadsafe(
                     self._answered(name, answer, request, limit), self._loop

@@ -33,7 +33,7 @@ from proxy.hooks.engine.loop_interrupt import Alarm
 from proxy.hooks.engine.runners import JobResult, Runner
 from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.events import POINTS, VALIDATES, Point
-from proxy.hooks.hook import LONGEST_S, HookFailurePolicy, Outcome
+from proxy.hooks.hook import LONGEST_TIMEOUT_S, HookFailurePolicy, Outcome
 
 INLINE_WAIT_S = 0.0003
 """How long the loop blocks for hooks that were quick recently."""
@@ -109,7 +109,7 @@ class Dispatch:
         self._slots: HookSlots
         self._token = 0
         self._queued = False
-        self._end = context.clock() + LONGEST_S
+        self._end = context.clock() + LONGEST_TIMEOUT_S
         self.held = CallHolder([], None, None, self._end)
         self.due = 0.0
         self._open = [True]

@@ -30,7 +30,7 @@ from proxy.hooks.engine.notifier import HookNotifier
 from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown, Synchronize
-from proxy.hooks.hook import NO_ANSWERS, Answers, Hook
+from proxy.hooks.hook import NO_HOOKS_CALLED, Hook, PendingOutcome
 from proxy.telemetry.port import Report
 
 ALONE_S = 5.0
@@ -169,7 +169,7 @@ class HookEngine:
             self._expected.discard(hook)
             self._update_points()
 
-    def call_hooks(self, event: Point, at_least: float = 0.0) -> Answers:
+    def call_hooks(self, event: Point, at_least: float = 0.0) -> PendingOutcome:
         """Call all hooks of an event's point. Its ``outcome`` is set at once if all were quick.
 
         Args:
@@ -179,7 +179,7 @@ class HookEngine:
         """
         at_point = self._by_point.get(event.NAME)
         if at_point is None or self._closed:
-            return NO_ANSWERS
+            return NO_HOOKS_CALLED
         if self._context.loop is None:
             self._context.loop = asyncio.get_running_loop()
         call = Dispatch(self._context, event, at_point.hook_slots, at_point.validators, always=at_least)

@@ -57,7 +57,7 @@ class LoopThread:
             try:
                 loop.run_forever()
             except BaseException as error:  # noqa: BLE001 - a task raises SystemExit, or is overdue
-                forks.leave()
+                forks.exit_if_child()
                 if not isinstance(error, OverdueError):
                     self._report_problem(f"a task of it has ended with {type(error).__name__}")
         self.has_returned = True

@@ -23,7 +23,7 @@ from proxy.hooks.engine.runners import Runner, Runners
 from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.engine.thread_interrupt import InterruptTarget
 from proxy.hooks.events import Point
-from proxy.hooks.hook import AS_IT_IS, Hook, HookFailurePolicy, Outcome
+from proxy.hooks.hook import NO_CHANGE, Hook, HookFailurePolicy, Outcome
 from proxy.model.backoff import Backoff
 
 _PAUSES = Backoff(0.005, 5.0)
@@ -81,7 +81,7 @@ class MergedAnswers:
             return Outcome(refusal=self.refusal)
         claims = self._claims
         adjustment = claims.merged()
-        return Outcome(adjustment, claims.owners, "", self.firm) if adjustment is not NOTHING else AS_IT_IS
+        return Outcome(adjustment, claims.owners, "", self.firm) if adjustment is not NOTHING else NO_CHANGE
 
 
 # Calling.
@@ -91,24 +91,24 @@ def invoke(hook: Hook, event: Point, answers: MergedAnswers) -> Answered:
     """Call a plain function. All of the hook's own code runs here, including that of its answer's values."""
     try:
         handler = hook.handlers[event.NAME]
-        answer = handler(event, answers.shown()) if hook.echoes else handler(event)
+        answer = handler(event, answers.shown()) if hook.receives_earlier_changes else handler(event)
         return _checked(answer, event) if answer is not None else (None, None)
     except BaseException as error:  # noqa: BLE001 - a hook may raise anything
         return None, errors.failure_of(error, hook)
     finally:
-        forks.leave()
+        forks.exit_if_child()
 
 
 async def invoke_async(hook: Hook, event: Point, answers: MergedAnswers) -> Answered:
     """Call a coroutine function."""
     try:
         handler = hook.handlers[event.NAME]
-        answer = await (handler(event, answers.shown()) if hook.echoes else handler(event))
+        answer = await (handler(event, answers.shown()) if hook.receives_earlier_changes else handler(event))
         return _checked(answer, event)
     except BaseException as error:  # noqa: BLE001 - a hook may raise anything
         return None, errors.failure_of(error, hook)
     finally:
-        forks.leave()
+        forks.exit_if_child()
 
 
 def _checked(answer: object, event: Point) -> Answered:

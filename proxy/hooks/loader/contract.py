@@ -19,11 +19,11 @@ from typing import Any, Final
 
 from proxy.hooks.api import SUPPORTED
 from proxy.hooks.events import POINTS
-from proxy.hooks.hook import LONGEST_S, HookFailurePolicy
+from proxy.hooks.hook import LONGEST_TIMEOUT_S, HookFailurePolicy
 from proxy.hooks.loader.schema import settings_of
 from proxy.model.errors import HookError
 
-SHORTEST_S: Final = 0.001
+SHORTEST_TIMEOUT_S: Final = 0.001
 _NEAR: Final = 0.85
 _NEAR_EVENT: Final = 0.6
 
@@ -123,8 +123,10 @@ def _timeout(names: Mapping[str, Any]) -> float | None:
     if value is None:
         return None
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not SHORTEST_S <= value <= LONGEST_S:
-        raise HookError(f"its TIMEOUT is {_shown(value)}, not seconds from {SHORTEST_S} to {LONGEST_S:g}")
+    if not number or not SHORTEST_TIMEOUT_S <= value <= LONGEST_TIMEOUT_S:
+        raise HookError(
+            f"its TIMEOUT is {_shown(value)}, not seconds from {SHORTEST_TIMEOUT_S} to {LONGEST_TIMEOUT_S:g}"
+        )
     return float(value)
 
 

@@ -118,7 +118,7 @@ class LoadAttempt:
 
     def start(self) -> None:
         """Start the thread."""
-        forks.watch()
+        forks.install_fork_handlers()
         self._thread.start()
 
     def abandon(self, after: float) -> HookError:
@@ -140,10 +140,10 @@ class LoadAttempt:
         try:
             loaded = self._make()
         except BaseException as error:  # noqa: BLE001 - a hook may raise anything
-            forks.leave()
+            forks.exit_if_child()
             self.future.set_exception(_refusal(self._path, error))
             return
-        forks.leave()
+        forks.exit_if_child()
         with self._lock:
             self.future.set_result(loaded)
             if self._abandoned:

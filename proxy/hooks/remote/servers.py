@@ -95,7 +95,7 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
         policy=own if settings is None or settings.policy is None else HookFailurePolicy(settings.policy),
         timeout=timeout,
         remote=True,
-        echoes=True,
+        receives_earlier_changes=True,
         skip=_skip(config.skip_label),
         skip_in=config.skip_namespaces,
     )

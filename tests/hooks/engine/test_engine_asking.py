@@ -13,7 +13,7 @@ import pytest
 from proxy.hooks.answers import CLEAR, NOTHING, Adjustment, Veto
 from proxy.hooks.engine import invoke
 from proxy.hooks.events import PreStopContainer, Shutdown
-from proxy.hooks.hook import AS_IT_IS, Hook, HookFailurePolicy, Outcome
+from proxy.hooks.hook import NO_CHANGE, Hook, HookFailurePolicy, Outcome
 from proxy.model.idset import CpuSet
 
 PRE = "pre_create_container"
@@ -35,11 +35,11 @@ def test_nothing_is_started_or_called_without_hooks(setup: Any) -> None:
     async def scenario() -> None:
         threads = set(threading.enumerate())
         answers = setup.engine.call_hooks(setup.create())
-        assert answers.outcome is AS_IT_IS
-        assert await answers.wait() is AS_IT_IS
+        assert answers.outcome is NO_CHANGE
+        assert await answers.wait() is NO_CHANGE
         setup.engine.notify(setup.created())
         setup.use(hook("10-a", point="post_create_container"))
-        assert (await setup.call()) is AS_IT_IS
+        assert (await setup.call()) is NO_CHANGE
         assert setup.engine.points == {"post_create_container"}
         assert set(threading.enumerate()) <= threads, "threads of other tests may end meanwhile"
 
@@ -140,7 +140,7 @@ def test_a_validating_hook_is_called_without_adjusting_hooks(setup: Any) -> None
         assert setup.engine.points == {PRE, VALIDATE}
         assert "never" in (await setup.call()).refusal
         setup.use(hook("05-v", envs(A="1"), VALIDATE))
-        assert await setup.call() is AS_IT_IS
+        assert await setup.call() is NO_CHANGE
         assert "cannot be changed at validate_create_container" in setup.logged[0]
 
     setup.run(scenario)
@@ -210,7 +210,7 @@ def test_a_call_that_cannot_be_refused_continues(setup: Any) -> None:
         event = setup.create()
         stop = PreStopContainer(event.pod, event.container, event.decision)
         setup.use(hook("10-a", Veto("stay"), "pre_stop_container", policy=HookFailurePolicy.FAIL))
-        assert await setup.call(stop) is AS_IT_IS
+        assert await setup.call(stop) is NO_CHANGE
         assert "cannot refuse at pre_stop_container" in setup.logged[0]
 
     setup.run(scenario)
@@ -258,7 +258,7 @@ def test_an_echoing_hook_receives_the_changes_of_earlier_hooks(setup: Any) -> No
         return envs(SEEN=so_far.envs["A"])
 
     async def scenario() -> None:
-        setup.use(hook("10-a", envs(A="1")), hook("20-b", echo, echoes=True))
+        setup.use(hook("10-a", envs(A="1")), hook("20-b", echo, receives_earlier_changes=True))
         assert (await setup.call()).adjustment == envs(A="1", SEEN="1")
 
     setup.run(scenario)
@@ -284,7 +284,7 @@ def test_a_pending_call_keeps_the_hooks_that_it_began_with(setup: Any) -> None:
         assert (await answers.wait()).adjustment == envs(A="old", B="old")
         setup.use()
         assert setup.engine.points == frozenset()
-        assert await setup.call() is AS_IT_IS
+        assert await setup.call() is NO_CHANGE
 
     setup.run(scenario)
 
@@ -366,7 +366,7 @@ def test_no_hook_is_called_after_closing(setup: Any) -> None:
         setup.use(hook("10-a", envs(A="1")))
         await setup.call()
         setup.engine.close()
-        assert await setup.call() is AS_IT_IS
+        assert await setup.call() is NO_CHANGE
         assert setup.engine.report() == []
         reported: list[Any] = []
         setup.use(Hook("20-b", "b.py", {"post_create_container": reported.append}, timeout=30.0))

@@ -246,7 +246,7 @@ def test_a_hook_with_too_many_overdue_calls_is_not_called(setup: Any) -> None:
 
 
 def test_all_hooks_of_a_call_together_have_a_bound(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
+    monkeypatch.setattr(dispatch, "LONGEST_TIMEOUT_S", 0.1)
 
     async def scenario() -> None:
         setup.use(hook("10-a", setup.hang, timeout=60.0), hook("20-b", good, timeout=60.0))
@@ -265,7 +265,7 @@ def test_a_call_waits_for_a_slot_no_longer_than_its_deadline(
         for _ in range(MOST_CALLS):
             setup.engine.call_hooks(setup.create())
         await setup.until(lambda: setup.report("10-a").running == MOST_CALLS)
-        monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
+        monkeypatch.setattr(dispatch, "LONGEST_TIMEOUT_S", 0.1)
         await setup.call()
         assert setup.logged == ["hook 10-a: it did not begin in time: it is busy with other calls"]
         setup.gate.set()

@@ -42,7 +42,7 @@ def test_a_file_of_koordlet_is_read() -> None:
     assert set(hook.handlers) == {
         "pre_run_pod_sandbox", "pre_create_container", "pre_update_container_resources", "shutdown",
     }  # fmt: skip
-    assert (hook.policy, hook.timeout, hook.remote, hook.echoes) == (
+    assert (hook.policy, hook.timeout, hook.remote, hook.receives_earlier_changes) == (
         HookFailurePolicy.IGNORE,
         0.5,
         True,
