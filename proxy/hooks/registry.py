@@ -56,7 +56,7 @@ class HandoverEngine(Protocol):
     def use(self, hooks: Sequence[Hook]) -> None:
         """Use these hooks from now on."""
 
-    def expect(self, hook: Hook) -> None:
+    def begin_notifying(self, hook: Hook) -> None:
         """Notify a hook of events from now on, although it is not in use yet."""
 
     def notify_one(self, hook: Hook, event: Point) -> Awaitable[object]:
@@ -91,7 +91,7 @@ class Handover:
         if Synchronize.NAME in hook.handlers:
             event = self._everything()
             if event is None:
-                self._engine.expect(hook)  # the state may be known before the hook is in use
+                self._engine.begin_notifying(hook)  # the state may be known before the hook is in use
             elif (error := await self._engine.notify_one(hook, event)) is not None:
                 self._report_problem(
                     "cannot send a hook the state of the node", hook=hook.name, path=hook.source, err=error

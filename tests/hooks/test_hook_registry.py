@@ -52,7 +52,7 @@ class Engine:
         self.hooks = list(hooks)
         self.record.append(f"use {' '.join(self.answers())}".strip())
 
-    def expect(self, hook: Hook) -> None:
+    def begin_notifying(self, hook: Hook) -> None:
         self.expected.append(hook.name)
 
     async def notify_one(self, hook: Hook, event: Point) -> object:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from proxy.hooks.answers import CLEAR, FIELDS, LEAVE, MAPS, Adjustment, Update, Veto
 from proxy.hooks.engine import values
-from proxy.hooks.engine.claims import UPDATES, AnswerFields
+from proxy.hooks.engine.claims import UPDATE_FIELDS, AnswerFields
 from proxy.hooks.engine.errors import shown, subject
 from proxy.hooks.engine.values import InvalidFieldError
 from proxy.hooks.events import POINTS, Point
@@ -24,22 +24,22 @@ from proxy.model.idset import CpuSet, Mask
 
 MOST_ENTRIES: Final = 256
 """Entries of one map."""
-MOST_TEXT: Final = 256 * 1024
+MOST_CHARACTERS: Final = 256 * 1024
 """Characters of all keys and values of one answer together."""
-_SURELY_FEW: Final = 3
+_TOO_FEW_TO_MEASURE: Final = 3
 MOST_NAMED: Final = 3
 """The number of points that one sentence names."""
 LONGEST_REASON: Final = 1024
 """Characters of a veto's reason; the rest is cut off."""
 
-_OF_ADJUSTMENT = attrgetter(*FIELDS)
-_IN_MAPS: Final = tuple(name for name in FIELDS if name in MAPS)
-_OF_MAPS = attrgetter(*_IN_MAPS)
-_OF_SCALARS = attrgetter(*(name for name in FIELDS if name not in MAPS))
-_NO_SCALARS: Final = (LEAVE,) * (len(FIELDS) - len(_IN_MAPS))
-_OF_UPDATE = attrgetter(*UPDATES)
-_TEXTS: Final = frozenset(("unified", "annotations", "labels"))
-_KEYS: Final[Mapping[str, Callable[[object], str]]] = {
+_all_fields_of = attrgetter(*FIELDS)
+_MAP_FIELDS: Final = tuple(name for name in FIELDS if name in MAPS)
+_maps_of = attrgetter(*_MAP_FIELDS)
+_scalars_of = attrgetter(*(name for name in FIELDS if name not in MAPS))
+_NO_SCALARS: Final = (LEAVE,) * (len(FIELDS) - len(_MAP_FIELDS))
+_update_fields_of = attrgetter(*UPDATE_FIELDS)
+_TEXT_MAPS: Final = frozenset(("unified", "annotations", "labels"))
+_KEY_CHECKS: Final[Mapping[str, Callable[[object], str]]] = {
     "unified": values.cgroup_file,
     "annotations": values.key,
     "labels": values.key,
@@ -50,7 +50,7 @@ _KEYS: Final[Mapping[str, Callable[[object], str]]] = {
 }
 
 
-def taken(answer: object, event: Point) -> AnswerFields | Veto | None:
+def checked_answer(answer: object, event: Point) -> AnswerFields | Veto | None:
     """Check an answer.
 
     Args:
@@ -80,23 +80,23 @@ def taken(answer: object, event: Point) -> AnswerFields | Veto | None:
 
 def _fields_of(answer: Adjustment, event: Point) -> AnswerFields | None:
     # Most answers only set entries of maps, so all other fields are compared at once.
-    if all(map(is_, _OF_SCALARS(answer), _NO_SCALARS)):
-        fields = zip(_IN_MAPS, _OF_MAPS(answer), strict=True)
+    if all(map(is_, _scalars_of(answer), _NO_SCALARS)):
+        fields = zip(_MAP_FIELDS, _maps_of(answer), strict=True)
     else:
-        fields = zip(FIELDS, _OF_ADJUSTMENT(answer), strict=True)
+        fields = zip(FIELDS, _all_fields_of(answer), strict=True)
     given: dict[str, Any] = {}
     entries = 0
     for field, value in fields:
         if value is LEAVE or (type(value) is dict and not value and field in MAPS):
             continue
-        checked = _map(field, value, event) if field in MAPS else _scalar(field, value, event)
+        checked = _checked_map(field, value, event) if field in MAPS else _checked_scalar(field, value, event)
         if field not in MAPS:
             given[field] = checked
         elif checked:
             given[field] = checked
             entries += len(checked) if field != "updates" else MOST_ENTRIES
-    if entries > _SURELY_FEW:
-        _measure(given, event)
+    if entries > _TOO_FEW_TO_MEASURE:
+        _check_size(given, event)
     return given or None
 
 
@@ -115,11 +115,11 @@ def _misplaced(field: str, value: Any, event: Point) -> HookError:
     takes = [name for name, point in POINTS.items() if field in point.TAKES]
     where = " and ".join(takes) if len(takes) <= MOST_NAMED else "other points"
     return HookError(
-        _rejection(field, value, event, f"that cannot be changed at {event.NAME}, but at {where}")
+        _error_text(field, value, event, f"that cannot be changed at {event.NAME}, but at {where}")
     )
 
 
-def _scalar(field: str, value: Any, event: Point) -> Any:
+def _checked_scalar(field: str, value: Any, event: Point) -> Any:
     if field not in event.TAKES:
         raise _misplaced(field, value, event)
     if value is CLEAR:
@@ -132,36 +132,36 @@ def _scalar(field: str, value: Any, event: Point) -> Any:
             return values.ids(Mask, value, decision.allowed_mems if decision is not None else None)
         return values.parent(value) if field == "cgroup_parent" else values.number(field, value)
     except InvalidFieldError as wrong:
-        raise HookError(_rejection(field, value, event, str(wrong))) from None
+        raise HookError(_error_text(field, value, event, str(wrong))) from None
 
 
-def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
+def _checked_map(field: str, value: Any, event: Point) -> dict[str, Any]:
     if field not in event.TAKES:
         raise _misplaced(field, value, event)
     if type(value) is not dict and not isinstance(value, Mapping):
-        raise HookError(_rejection(field, value, event, f"it must be a mapping, not {type(value).__name__}"))
+        raise HookError(_error_text(field, value, event, f"it must be a mapping, not {type(value).__name__}"))
     items = list(islice(value.items(), MOST_ENTRIES + 1))
     if len(items) > MOST_ENTRIES:
-        raise HookError(_rejection(field, None, event, f"at most {MOST_ENTRIES} entries are taken"))
+        raise HookError(_error_text(field, None, event, f"at most {MOST_ENTRIES} entries are taken"))
     plain: dict[str, Any] = {}
-    check_key, kubelets = _KEYS[field], values.KUBELETS.get(field, ())
+    check_key, kubelet_prefixes = _KEY_CHECKS[field], values.KUBELET_KEY_PREFIXES.get(field, ())
     for key, entry in items:
         try:
             name = check_key(key)
             if name in plain:
                 raise InvalidFieldError("it is there twice, spelled in two ways")  # noqa: TRY301
-            if name.startswith(kubelets):
+            if name.startswith(kubelet_prefixes):
                 _refuse_kubelet_key(field, name, entry, event)
             if entry is CLEAR and field != "updates":
                 plain[name] = entry
-            elif field in _TEXTS:
+            elif field in _TEXT_MAPS:
                 plain[name] = values.text(entry)
             elif field == "updates":
                 _add_update(plain, name, entry, event)
             else:
                 plain[name] = _entry(field, name, entry)
         except InvalidFieldError as wrong:
-            raise HookError(_rejection(f"{field}[{shown(key)}]", None, event, str(wrong))) from None
+            raise HookError(_error_text(f"{field}[{shown(key)}]", None, event, str(wrong))) from None
     return plain
 
 
@@ -190,7 +190,7 @@ def _add_update(plain: dict[str, Any], key: str, entry: object, event: Point) ->
     if "cpus" in event.TAKES and container is not None and container.id == key:
         raise InvalidFieldError("the call is about this container itself: set it in the adjustment")
     given: dict[str, Any] = {}
-    for field, value in zip(UPDATES, _OF_UPDATE(entry), strict=True):
+    for field, value in zip(UPDATE_FIELDS, _update_fields_of(entry), strict=True):
         if value is LEAVE:
             continue
         try:
@@ -218,11 +218,11 @@ def _files(value: Any) -> dict[str, str]:
     return {values.cgroup_file(key): values.text(entry) for key, entry in items}
 
 
-def _measure(given: AnswerFields, event: Point) -> None:
+def _check_size(given: AnswerFields, event: Point) -> None:
     total = sum(_size(entry) for field in MAPS.intersection(given) for entry in given[field].items())
-    if total > MOST_TEXT:
+    if total > MOST_CHARACTERS:
         raise HookError(
-            f"cannot use its answer at {event.NAME}: it has {total} characters, {MOST_TEXT} are taken"
+            f"cannot use its answer at {event.NAME}: it has {total} characters, {MOST_CHARACTERS} are taken"
         )
 
 
@@ -235,7 +235,7 @@ def _size(entry: tuple[str, Any]) -> int:
     return 2 * len(key) + len(getattr(value, "host_path", ""))
 
 
-def _rejection(field: str, value: object, event: Point, why: str) -> str:
+def _error_text(field: str, value: object, event: Point, why: str) -> str:
     about = subject(event)
     verb = "clear" if value is CLEAR else "set"
     # Entries of maps are not shown: they may be secrets in environment variables.

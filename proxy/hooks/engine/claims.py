@@ -18,7 +18,7 @@ from proxy.hooks.answers import LEAVE, MAPS, NOTHING, Adjustment, Update
 AnswerFields = Mapping[str, Any]
 """The fields of an adjustment that are set; maps are not empty."""
 
-UPDATES = tuple(name for name in Update.__slots__)
+UPDATE_FIELDS = tuple(name for name in Update.__slots__)
 """All fields of an update."""
 
 
@@ -27,7 +27,7 @@ def fields_set_by(adjustment: Adjustment) -> dict[str, Any]:
     return dict(adjustment.set_fields())
 
 
-def named(given: AnswerFields) -> Iterator[str]:
+def field_names(given: AnswerFields) -> Iterator[str]:
     """Iterate over the names of all fields that are set."""
     for name, value in given.items():
         if name not in MAPS:
@@ -41,7 +41,7 @@ def named(given: AnswerFields) -> Iterator[str]:
 
 
 def _update_field_names(key: str, update: Update) -> Iterator[str]:
-    for name in UPDATES:
+    for name in UPDATE_FIELDS:
         value = getattr(update, name)
         if name == "unified":
             for file in value:
@@ -70,19 +70,19 @@ class FieldClaims:
             Empty, or the conflict: the field and the hook that owns it.
         """
         owners = self._owners
-        fields = dict.fromkeys(named(given), hook)
+        fields = dict.fromkeys(field_names(given), hook)
         if not owners.keys().isdisjoint(fields):
             name = next(name for name in fields if name in owners)
             return f"cannot set {name}: hook {owners[name]} has set it, and both cannot be right"
         owners.update(fields)
         if self._merged or "updates" in given:
             for name, value in given.items():
-                self._take(name, value)
+                self._merge_field(name, value)
         else:
             self._merged = dict(given)
         return ""
 
-    def _take(self, name: str, value: Any) -> None:
+    def _merge_field(self, name: str, value: Any) -> None:
         merged = self._merged
         if name not in MAPS:
             merged[name] = value
@@ -112,8 +112,8 @@ class FieldClaims:
 
 def _joined(update: Update, other: Update) -> Update:
     """Join two updates of one container that set different fields."""
-    values = {name: getattr(update, name) for name in UPDATES}
-    for name in UPDATES:
+    values = {name: getattr(update, name) for name in UPDATE_FIELDS}
+    for name in UPDATE_FIELDS:
         value = getattr(other, name)
         if name == "unified":
             values[name] = MappingProxyType({**values[name], **value})

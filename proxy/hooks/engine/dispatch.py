@@ -27,7 +27,7 @@ from msgspec import Struct
 from proxy.hooks.answers import Veto
 from proxy.hooks.engine import invoke
 from proxy.hooks.engine.claims import AnswerFields
-from proxy.hooks.engine.errors import HookFailure, duration, task
+from proxy.hooks.engine.errors import HookFailure, call_description, duration
 from proxy.hooks.engine.invoke import DispatchContext, HookTask, MergedAnswers, cancel
 from proxy.hooks.engine.loop_interrupt import Alarm
 from proxy.hooks.engine.runners import JobResult, Runner
@@ -39,10 +39,10 @@ INLINE_WAIT_S = 0.0003
 """How long the loop blocks for hooks that were quick recently."""
 SHORTEN_SWITCH_S = 0.005
 """After this time the interpreter's switch interval is shortened while a hook still runs."""
-SPARE_S = 0.1
+REMOTE_EXTRA_S = 0.1
 """The client of a server has the same deadline and a better error, so the dispatch waits this much longer."""
-_LAST_S = 2.0
-_LEAST_S = 0.001
+_END_GRACE_S = 2.0
+_SHORTEST_TIMER_S = 0.001
 
 
 class DispatchStep(Enum):
@@ -59,13 +59,13 @@ class CallHolder(Struct, frozen=True, eq=False):
     Attributes:
         ticket: Has one item; the thread that pops it continues the dispatch.
         slots: The slots of the hook that is called; None while the dispatch waits for a slot.
-        where: The runner or coroutine that the hook runs in.
+        runs_in: The runner or coroutine that the hook runs in.
         deadline: When the hook is overdue.
     """
 
     ticket: list[bool]
     slots: HookSlots | None
-    where: Runner | HookTask | None
+    runs_in: Runner | HookTask | None
     deadline: float
 
 
@@ -73,9 +73,10 @@ class Dispatch:
     """One event, its hooks, and their answers so far."""
 
     __slots__ = (
-        "_abandoned", "_always", "_answers", "_arrived_once", "_at", "_context", "_done", "_end",
-        "_hook_slots", "_late", "_open", "_queued", "_slots", "_then", "_timer", "_token", "_validators",
-        "_waiters", "due", "event", "held", "outcome",
+        "_abandoned", "_answers", "_context", "_forced_timeout_s", "_hook_slots", "_inline_lock",
+        "_is_delivered", "_must_post_outcome", "_next_index", "_on_outcome", "_outcome_ticket",
+        "_overall_deadline", "_queued", "_slots", "_timer", "_token", "_validators", "_waiters", "event",
+        "holder", "outcome", "timer_due",
     )  # fmt: skip
 
     def __init__(
@@ -84,8 +85,8 @@ class Dispatch:
         event: Point,
         hook_slots: Sequence[HookSlots],
         validators: Sequence[HookSlots] | None = None,
-        then: Callable[[Dispatch], None] | None = None,
-        always: float = 0.0,
+        on_outcome: Callable[[Dispatch], None] | None = None,
+        forced_timeout_s: float = 0.0,
     ) -> None:
         """Make a call.
 
@@ -94,30 +95,30 @@ class Dispatch:
             event: The event that hooks receive.
             hook_slots: The hooks to call, in order.
             validators: The hooks that validate their merged answers.
-            then: Called on the loop when there is an outcome.
-            always: If not 0, call the hooks even if their breakers are open, and give each at least this many
-                seconds.
+            on_outcome: Called on the loop when there is an outcome.
+            forced_timeout_s: If not 0, call the hooks even if their breakers are open, and give each at least
+                this many seconds.
         """
         self._context = context
         self.event = event
         self.outcome: Outcome | None = None
         self._hook_slots = hook_slots
         self._validators = validators or None
-        self._always = always
+        self._forced_timeout_s = forced_timeout_s
         self._answers = MergedAnswers()
-        self._at = 0
+        self._next_index = 0
         self._slots: HookSlots
         self._token = 0
         self._queued = False
-        self._end = context.clock() + LONGEST_TIMEOUT_S
-        self.held = CallHolder([], None, None, self._end)
-        self.due = 0.0
-        self._open = [True]
+        self._overall_deadline = context.clock() + LONGEST_TIMEOUT_S
+        self.holder = CallHolder([], None, None, self._overall_deadline)
+        self.timer_due = 0.0
+        self._outcome_ticket = [True]
         self._abandoned: dict[Runner, HookSlots] = {}
-        self._then = then
-        self._done: threading.Lock | None = None
-        self._late = False
-        self._arrived_once = False
+        self._on_outcome = on_outcome
+        self._inline_lock: threading.Lock | None = None
+        self._must_post_outcome = False
+        self._is_delivered = False
         self._timer: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -137,7 +138,7 @@ class Dispatch:
                 self._start(inline)
         except Exception as error:  # noqa: BLE001 - as in ``check_deadline``
             self.on_internal_error(error, None)
-            self._arrived()
+            self._deliver_outcome()
 
     def _start_on_loop(self, alarm: Alarm) -> None:
         """Call pure hooks on the loop itself; a call that takes too long continues in a thread."""
@@ -146,8 +147,8 @@ class Dispatch:
             slots, begun = self._slots, self._context.clock()
             answered = alarm.call(invoke.invoke, slots.hook, self.event, self._answers)
             if answered is None:
-                slots.interrupted()
-                self._late = True
+                slots.count_interruption()
+                self._must_post_outcome = True
                 if not self._start_call():
                     self.start_next()
                 break
@@ -156,23 +157,23 @@ class Dispatch:
         else:
             if step is DispatchStep.DONE:
                 self._conclude()
-            self._late = self.outcome is None
-        self._arrived() if self.outcome is not None else self._arm(SHORTEN_SWITCH_S)
+            self._must_post_outcome = self.outcome is None
+        self._deliver_outcome() if self.outcome is not None else self._set_timer(SHORTEN_SWITCH_S)
 
     def _start(self, inline: bool) -> None:
         done: threading.Lock | None = None
         if inline:
-            self._done = done = threading.Lock()
+            self._inline_lock = done = threading.Lock()
             done.acquire()
         self.start_next()
         if done is not None and self.outcome is None:
             done.acquire(timeout=INLINE_WAIT_S)
         if self.outcome is None:
-            self._late = True
+            self._must_post_outcome = True
         if self.outcome is not None:
-            self._arrived()
+            self._deliver_outcome()
         else:
-            self._arm(SHORTEN_SWITCH_S)
+            self._set_timer(SHORTEN_SWITCH_S)
 
     async def wait(self) -> Outcome:
         """Wait for the outcome."""
@@ -188,26 +189,26 @@ class Dispatch:
 
     def notify_outcome(self) -> None:
         """Notify the loop that there is an outcome, unless it is checking already; from any thread."""
-        done, self._done = self._done, None
+        done, self._inline_lock = self._inline_lock, None
         if done is not None:
             done.release()
-        if self._late:
-            self._context.post(self._arrived)
+        if self._must_post_outcome:
+            self._context.post(self._deliver_outcome)
 
-    def _arrived(self) -> None:
-        if self._arrived_once:
+    def _deliver_outcome(self) -> None:
+        if self._is_delivered:
             return
-        self._arrived_once = True
+        self._is_delivered = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for hook, failure in self._answers.failures:
-            self._context.note(hook, failure)
+            self._context.report_failure(hook, failure)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        if self._then is not None:
-            self._then(self)
+        if self._on_outcome is not None:
+            self._on_outcome(self)
 
     @property
     def error(self) -> str | None:
@@ -219,71 +220,71 @@ class Dispatch:
     def check_deadline(self) -> None:
         """Check which hook has the call and whether it is overdue; set a timer for the next check."""
         try:
-            if self._watch():
+            if self._skip_overdue_hooks():
                 return
         except Exception as error:  # noqa: BLE001 - an internal error must not leave the call hanging
             self.on_internal_error(error, None)
-        self._arrived()
+        self._deliver_outcome()
 
-    def _watch(self) -> bool:
+    def _skip_overdue_hooks(self) -> bool:
         """Continue without a hook that is overdue; return False if there is an outcome."""
         while self.outcome is None:
-            held, now = self.held, self._context.clock()
-            if held.deadline <= now:
-                if self._take_from_hook(held):
-                    self._continue_without(held, now)
+            holder, now = self.holder, self._context.clock()
+            if holder.deadline <= now:
+                if self._take_from_hook(holder):
+                    self._continue_without(holder, now)
                     continue
-                if now > self._end + _LAST_S:
+                if now > self._overall_deadline + _END_GRACE_S:
                     self.on_internal_error(TimeoutError(), None)
                     continue
-            elif isinstance(held.where, Runner):
-                self._shorten_switch_interval(held, held.where)
-            self._arm(held.deadline - now)
-            if self.held is held:
+            elif isinstance(holder.runs_in, Runner):
+                self._shorten_switch_interval(holder, holder.runs_in)
+            self._set_timer(holder.deadline - now)
+            if self.holder is holder:
                 return True
         return False
 
-    def _arm(self, seconds: float) -> None:
+    def _set_timer(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        seconds = max(seconds, _LEAST_S)
-        self.due = self._context.clock() + seconds
+        seconds = max(seconds, _SHORTEST_TIMER_S)
+        self.timer_due = self._context.clock() + seconds
         self._timer = asyncio.get_running_loop().call_later(seconds, self.check_deadline)
 
-    def _take_from_hook(self, held: CallHolder) -> bool:
+    def _take_from_hook(self, holder: CallHolder) -> bool:
         """Withdraw the ticket of the hook that is called; return False if the hook has just answered."""
-        if isinstance(held.where, Runner) and held.slots is not None:
-            self._abandoned[held.where] = (
-                held.slots
+        if isinstance(holder.runs_in, Runner) and holder.slots is not None:
+            self._abandoned[holder.runs_in] = (
+                holder.slots
             )  # set first: the runner may find at once that it lost the call
-            if not _pop_ticket(held):
-                del self._abandoned[held.where]
+            if not _pop_ticket(holder):
+                del self._abandoned[holder.runs_in]
                 return False
             return True
-        return _pop_ticket(held)
+        return _pop_ticket(holder)
 
-    def _shorten_switch_interval(self, held: CallHolder, runner: Runner) -> None:
+    def _shorten_switch_interval(self, holder: CallHolder, runner: Runner) -> None:
         """Shorten the interpreter's switch interval while a hook's function takes long."""
-        if held.slots is None or held.slots.hook.remote:
+        if holder.slots is None or holder.slots.hook.remote:
             return
         interval = self._context.runners.switch_interval
         interval.shorten(runner)
-        if not held.ticket:
+        if not holder.ticket:
             interval.restore(runner)  # the function has just ended
 
-    def _continue_without(self, held: CallHolder, now: float) -> None:
+    def _continue_without(self, holder: CallHolder, now: float) -> None:
         """Continue without the hook that had the call: it is past its deadline, and the ticket is ours."""
-        slots, where = held.slots, held.where
-        if slots is None or where is None:
+        slots, runs_in = holder.slots, holder.runs_in
+        if slots is None or runs_in is None:
             failure = HookFailure("queue", "it did not begin in time: it is busy with other calls")
             self._record_skipped(self._slots, failure)
         else:
-            given = max(slots.hook.timeout, self._always)
+            given = max(slots.hook.timeout, self._forced_timeout_s)
             failure = self._timeout_failure(slots)
-            slots.leave(self._token, given, failure, now, overdue=where)
-            self._at += 1
+            slots.release(self._token, given, failure, now, overdue=runs_in)
+            self._next_index += 1
             self._answers.failed(slots, failure, self.event)
-            cancel(self._context, slots, where)
+            cancel(self._context, slots, runs_in)
         self.start_next()
 
     # Continuing with the next hook: in the thread that owns the ticket.
@@ -313,21 +314,21 @@ class Dispatch:
 
     def _select_next(self) -> DispatchStep:
         while not self._answers.refusal:
-            if self._at == len(self._hook_slots):
+            if self._next_index == len(self._hook_slots):
                 if self._validators is None:
                     break
                 self._start_validation(self._validators)
-            slots = self._hook_slots[self._at]
+            slots = self._hook_slots[self._next_index]
             if slots.hook.skip is not None and invoke.is_skipped(slots.hook, self.event):
-                self._at += 1
+                self._next_index += 1
                 continue
             now = self._context.clock()
-            if now >= self._end:
+            if now >= self._overall_deadline:
                 failure = HookFailure("queue", "no time was left for it: the hooks before it took all")
                 self._record_skipped(slots, failure)
                 continue
             self._slots = slots
-            permit = slots.enter(self, now, self._always > 0, self._context.runners.is_overloaded)
+            permit = slots.acquire(self, now, self._forced_timeout_s > 0, self._context.runners.is_overloaded)
             if permit is None:
                 return DispatchStep.WAITS
             if isinstance(permit, int):
@@ -340,18 +341,18 @@ class Dispatch:
         """Return whether the hook may be called, now that a slot is free."""
         self._queued = False
         now = self._context.clock()
-        permit = slots.permit(now, self._always > 0, self._context.runners.is_overloaded)
+        permit = slots.permit(now, self._forced_timeout_s > 0, self._context.runners.is_overloaded)
         if isinstance(permit, int):
             self._token = permit
             return True
-        slots.leave(0, None, None, now)
+        slots.release(0, None, None, now)
         self._record_skipped(slots, permit)
         return False
 
     def _start_validation(self, validators: Sequence[HookSlots]) -> None:
         point = POINTS[VALIDATES[self.event.NAME]]
-        self.event = point(self.event, self._answers.shown(), self._answers.owners)  # type: ignore[call-arg]
-        self._hook_slots, self._validators, self._at = validators, None, 0
+        self.event = point(self.event, self._answers.merged(), self._answers.owners)  # type: ignore[call-arg]
+        self._hook_slots, self._validators, self._next_index = validators, None, 0
 
     # Calling: in a runner, or on the loop of a hook's coroutines.
 
@@ -362,39 +363,42 @@ class Dispatch:
             if ready:
                 if self.event.NAME in self._slots.coroutines:
                     if self._start_coroutine(self._slots):
-                        return JobResult.HANDED
+                        return JobResult.HANDED_ON
                 elif not self._call(self._slots, runner):
-                    return JobResult.LOST
+                    return JobResult.ABANDONED
             step = self._select_next()
             if step is DispatchStep.DONE:
                 self._conclude()
                 return JobResult.DONE
             if step is DispatchStep.WAITS:
-                return JobResult.HANDED
+                return JobResult.HANDED_ON
             ready = True
 
     def _deadline(self, slots: HookSlots, now: float) -> float:
         hook = slots.hook
-        return min(now + max(hook.timeout, self._always) + (SPARE_S if hook.remote else 0.0), self._end)
+        return min(
+            now + max(hook.timeout, self._forced_timeout_s) + (REMOTE_EXTRA_S if hook.remote else 0.0),
+            self._overall_deadline,
+        )
 
     def _call(self, slots: HookSlots, runner: Runner) -> bool:
         """Call a function and take its answer; return False if it took too long and lost the ticket."""
         clock = self._context.clock
         start = clock()
         ticket = [True]
-        held = CallHolder(ticket, slots, runner, self._deadline(slots, start))
-        self._hand_to(held)
+        holder = CallHolder(ticket, slots, runner, self._deadline(slots, start))
+        self._set_holder(holder)
         answer, failure = invoke.invoke(slots.hook, self.event, self._answers)
         try:
             ticket.pop()
         except IndexError:
             return False
-        self._accept_answer(held, slots, answer, failure, start)
+        self._accept_answer(holder, slots, answer, failure, start)
         return True
 
     def _accept_answer(
         self,
-        held: CallHolder,
+        holder: CallHolder,
         slots: HookSlots,
         answer: AnswerFields | Veto | None,
         failure: HookFailure | None,
@@ -402,12 +406,12 @@ class Dispatch:
     ) -> None:
         """Process an answer whose ticket is ours; the loop may not have detected yet that it is late."""
         now = self._context.clock()
-        if now > held.deadline:
+        if now > holder.deadline:
             answer, failure = None, self._timeout_failure(slots)
         self._record_result(slots, answer, failure, now - start)
 
     def _timeout_failure(self, slots: HookSlots) -> HookFailure:
-        given = max(slots.hook.timeout, self._always)
+        given = max(slots.hook.timeout, self._forced_timeout_s)
         return HookFailure("timeout", f"no answer within {duration(given)} at {self.event.NAME}")
 
     def _start_coroutine(self, slots: HookSlots) -> bool:
@@ -415,32 +419,32 @@ class Dispatch:
         try:
             hook_task = HookTask(slots.loop_thread())
             now = self._context.clock()
-            held = CallHolder([True], slots, hook_task, self._deadline(slots, now))
-            self._hand_to(held)
-            hook_task.start(partial(self._await, slots, held, now), slots.on_returned)
+            holder = CallHolder([True], slots, hook_task, self._deadline(slots, now))
+            self._set_holder(holder)
+            hook_task.start(partial(self._run_coroutine, slots, holder, now), slots.on_returned)
         except (RuntimeError, OSError) as error:
-            self.held = CallHolder([], None, None, self._end)
+            self.holder = CallHolder([], None, None, self._overall_deadline)
             self._record_result(slots, None, HookFailure("error", f"it cannot be called: {error}"), None)
             return False
         return True
 
-    async def _await(self, slots: HookSlots, held: CallHolder, start: float) -> None:
+    async def _run_coroutine(self, slots: HookSlots, holder: CallHolder, start: float) -> None:
         answer, failure = await invoke.invoke_async(slots.hook, self.event, self._answers)
         try:
-            held.ticket.pop()
+            holder.ticket.pop()
         except IndexError:
             return
         try:
-            self._accept_answer(held, slots, answer, failure, start)
+            self._accept_answer(holder, slots, answer, failure, start)
             self.start_next()
         except Exception as error:  # noqa: BLE001 - an internal error must not leave the call hanging
             self.on_internal_error(error, None)
             self.notify_outcome()
 
-    def _hand_to(self, held: CallHolder) -> None:
+    def _set_holder(self, holder: CallHolder) -> None:
         """Record the hook that is called; let the loop check again if its timer would come too late."""
-        self.held = held
-        if held.deadline < self.due:
+        self.holder = holder
+        if holder.deadline < self.timer_due:
             self._context.post(self.check_deadline)
 
     # Results: in the thread that owns the ticket.
@@ -455,21 +459,21 @@ class Dispatch:
         """Record that a hook has answered or failed."""
         if answer is not None:
             failure = self._answers.add(slots, answer, self.event)
-        slots.leave(self._token, took, failure, self._context.clock())
-        self._at += 1
+        slots.release(self._token, took, failure, self._context.clock())
+        self._next_index += 1
         if failure is not None:
             self._answers.failed(slots, failure, self.event)
 
     def _record_skipped(self, slots: HookSlots, failure: HookFailure) -> None:
         """Record that a hook is not called."""
-        slots.note(failure)
-        self._at += 1
+        slots.record_failure(failure)
+        self._next_index += 1
         self._answers.failed(slots, failure, self.event)
 
     def _conclude(self) -> None:
         outcome = self._answers.outcome()  # first: if it raises, another thread must be able to conclude
         try:
-            self._open.pop()
+            self._outcome_ticket.pop()
         except IndexError:
             return
         self.outcome = outcome
@@ -479,17 +483,17 @@ class Dispatch:
     def on_internal_error(self, error: BaseException, runner: Runner | None) -> JobResult:
         """Handle an internal error: the call continues unchanged, unless one of its hooks has policy Fail."""
         if runner in self._abandoned:
-            return JobResult.LOST
+            return JobResult.ABANDONED
         try:
-            self._open.pop()
+            self._outcome_ticket.pop()
         except IndexError:
-            return JobResult.HANDED
+            return JobResult.HANDED_ON
         hook_slots = (*self._hook_slots, *(self._validators or ()))
         text = f"calls cannot be taken through the hooks: {type(error).__name__}: {error}"
         self._answers.failures.append((hook_slots[0].hook, HookFailure("error", text)))
         firm = self._answers.firm or any(slots.hook.policy is HookFailurePolicy.FAIL for slots in hook_slots)
         if firm and self.event.VETO:
-            why = f"cannot {task(self.event)}: its hooks cannot be called: {type(error).__name__}"
+            why = f"cannot {call_description(self.event)}: its hooks cannot be called: {type(error).__name__}"
             self.outcome = Outcome(refusal=why)
         else:
             self.outcome = Outcome()
@@ -505,11 +509,11 @@ class Dispatch:
     def on_queued(self) -> None:
         """Record that the dispatch waits for a slot."""
         self._queued = True
-        self.held = CallHolder([True], None, None, self._end)
+        self.holder = CallHolder([True], None, None, self._overall_deadline)
 
     def take_turn(self) -> bool:
         """Accept a free slot; return False if the dispatch does not wait for one any more."""
-        return _pop_ticket(self.held)
+        return _pop_ticket(self.holder)
 
     def resume(self) -> None:
         """Continue with the slot."""
@@ -524,9 +528,9 @@ class Dispatch:
         self.start_next()
 
 
-def _pop_ticket(held: CallHolder) -> bool:
+def _pop_ticket(holder: CallHolder) -> bool:
     try:
-        held.ticket.pop()
+        holder.ticket.pop()
     except IndexError:
         return False
     return True

@@ -25,7 +25,7 @@ from proxy.hooks.engine.dispatch import Dispatch
 from proxy.hooks.engine.errors import FailureLog
 from proxy.hooks.engine.invoke import DispatchContext
 from proxy.hooks.engine.log_capture import HookLogHandler
-from proxy.hooks.engine.loop_interrupt import Alarm, alarm
+from proxy.hooks.engine.loop_interrupt import Alarm, make_alarm
 from proxy.hooks.engine.notifier import HookNotifier
 from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.engine.stats import HookReport
@@ -33,17 +33,17 @@ from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown, Sy
 from proxy.hooks.hook import NO_HOOKS_CALLED, Hook, PendingOutcome
 from proxy.telemetry.port import Report
 
-ALONE_S = 5.0
+LEAST_SETUP_S = 5.0
 """The least time for ``Configure`` and ``Synchronize``: no call waits for these."""
 INLINE_BUDGET_S = 0.0002
 """The loop blocks for hooks that usually take less than this together."""
 _LINGER_S = 60.0
-_EARLY = frozenset(
+_POINTS_BEFORE_USE = frozenset(
     name
     for name in POINTS
     if name.startswith("post_") or name.endswith("_changed") or name == Synchronize.NAME
 )
-"""Points of past events and of the whole state; an expected hook receives them before it is in use."""
+"""Points of past events and of the whole state; a hook that is notified before its use receives them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ class _PointHooks:
             return False
         total = 0.0
         for slots in self.hook_slots:
-            if not slots.stats.quick:
+            if not slots.stats.is_quick:
                 return False
-            total += slots.stats.usual
+            total += slots.stats.usual_s
         for slots in self.validators:
-            if not slots.stats.quick:
+            if not slots.stats.is_quick:
                 return False
-            total += slots.stats.usual
+            total += slots.stats.usual_s
         return total < INLINE_BUDGET_S
 
 
@@ -88,28 +88,28 @@ class HookEngine:
     def __init__(
         self,
         report_problem: Report,
-        updated: Callable[[Mapping[str, Update], Mapping[str, str]], None],
+        apply_updates: Callable[[Mapping[str, Update], Mapping[str, str]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make an engine without hooks; no thread is started before there are some.
 
         Args:
             report_problem: Reports a failure of a hook as a sentence with its name.
-            updated: Takes updates of containers from hooks that received a notification: runtime's id to
-                update, and field to hook.
+            apply_updates: Applies updates of containers from hooks that received a notification: runtime's id
+                to update, and field to hook.
             clock: Monotonic seconds.
         """
         self.points = frozenset()
         self._clock = clock
-        self._updated = updated
+        self._apply_updates = apply_updates
         self._failures = FailureLog(report_problem, clock)
         self._logs = HookLogHandler()
-        self._context = DispatchContext(clock, self._failures.note)
+        self._context = DispatchContext(clock, self._failures.report_failure)
         self._hooks: tuple[Hook, ...] = ()
         self._notifiers: dict[Hook, HookNotifier] = {}
         self._by_point: dict[str, _PointHooks] = {}
         self._alarm: Alarm | None = None
-        self._expected: set[Hook] = set()
+        self._notified_before_use: set[Hook] = set()
         self._closed = False
 
     def use(self, hooks: Sequence[Hook]) -> None:
@@ -132,12 +132,14 @@ class HookEngine:
         names |= {name for name, validate in VALIDATES.items() if validate in by_point}
         self._by_point = {name: _point_hooks(name, by_point) for name in names}
         if self._alarm is None and any(each.pure for each in self._by_point.values()):
-            self._alarm = alarm()
-        self._expected.difference_update(self._hooks)
+            self._alarm = make_alarm()
+        self._notified_before_use.difference_update(self._hooks)
         self._update_points()
 
     def _update_points(self) -> None:
-        early = {name for hook in self._expected for name in hook.handlers if name in _EARLY}
+        early = {
+            name for hook in self._notified_before_use for name in hook.handlers if name in _POINTS_BEFORE_USE
+        }
         self.points = frozenset(self._by_point.keys() | early)
 
     def _notifier(self, hook: Hook) -> HookNotifier:
@@ -146,7 +148,7 @@ class HookEngine:
             slots = HookSlots(
                 hook, lambda text: self._context.post(self._failures.report_problem, hook.name, text)
             )
-            notifier = self._notifiers[hook] = HookNotifier(self._context, slots, self._updated)
+            notifier = self._notifiers[hook] = HookNotifier(self._context, slots, self._apply_updates)
             self._logs.add_hooks((hook,))
             if hook not in self._hooks:
                 self._retire(hook)
@@ -162,27 +164,29 @@ class HookEngine:
     def _drop(self, hook: Hook) -> None:
         if hook not in self._hooks and (notifier := self._notifiers.pop(hook, None)) is not None:
             notifier.slots.close()
-            self._stop_expecting(hook)
+            self._stop_notifying_before_use(hook)
 
-    def _stop_expecting(self, hook: Hook) -> None:
-        if hook in self._expected:
-            self._expected.discard(hook)
+    def _stop_notifying_before_use(self, hook: Hook) -> None:
+        if hook in self._notified_before_use:
+            self._notified_before_use.discard(hook)
             self._update_points()
 
-    def call_hooks(self, event: Point, at_least: float = 0.0) -> PendingOutcome:
+    def call_hooks(self, event: Point, forced_timeout_s: float = 0.0) -> PendingOutcome:
         """Call all hooks of an event's point. Its ``outcome`` is set at once if all were quick.
 
         Args:
             event: The event.
-            at_least: Seconds that each hook has at least; if not 0, hooks are called even if their breakers
-                are open.
+            forced_timeout_s: If not 0, hooks are called even if their breakers are open, and each has at
+                least this many seconds.
         """
         at_point = self._by_point.get(event.NAME)
         if at_point is None or self._closed:
             return NO_HOOKS_CALLED
         if self._context.loop is None:
             self._context.loop = asyncio.get_running_loop()
-        call = Dispatch(self._context, event, at_point.hook_slots, at_point.validators, always=at_least)
+        call = Dispatch(
+            self._context, event, at_point.hook_slots, at_point.validators, forced_timeout_s=forced_timeout_s
+        )
         if self._alarm is not None and at_point.runs_on_loop():
             call.start(inline=False, alarm=self._alarm)
         else:
@@ -190,7 +194,7 @@ class HookEngine:
         return call
 
     def notify(self, event: Point) -> None:
-        """Send an event to all hooks of its point in the background; ``updated`` takes their answers."""
+        """Send an event to all hooks of its point in the background; apply the updates in their answers."""
         if event.NAME not in self.points or self._closed:
             return
         if self._context.loop is None:
@@ -199,23 +203,23 @@ class HookEngine:
         at_point = self._by_point.get(event.NAME)
         for slots in at_point.hook_slots if at_point is not None else ():
             self._notifiers[slots.hook].notify(event, claims)
-        for hook in self._expected:
-            if event.NAME in hook.handlers and event.NAME in _EARLY:
+        for hook in self._notified_before_use:
+            if event.NAME in hook.handlers and event.NAME in _POINTS_BEFORE_USE:
                 self._notifier(hook).notify(event, FieldClaims())  # its previous version may answer the same
 
-    def expect(self, hook: Hook) -> None:
+    def begin_notifying(self, hook: Hook) -> None:
         """Notify a hook that is not in use yet; otherwise it would miss the events until it is."""
         self._context.loop = asyncio.get_running_loop()
         if hook not in self._hooks:
             self._notifier(hook)
-            self._expected.add(hook)
+            self._notified_before_use.add(hook)
             self._update_points()
 
     def notify_one(self, hook: Hook, event: Point) -> Awaitable[str | None]:
         """Send an event to one hook, even if it is not in use (yet or any more) or its breaker is open.
 
-        After ``Synchronize`` the hook is expected (``expect``). After ``Shutdown`` it is forgotten, and
-        events that still wait are dropped.
+        After ``Synchronize`` the hook is notified of later events, too (``begin_notifying``). After
+        ``Shutdown`` it is forgotten, and events that still wait are dropped.
 
         Returns:
             The error's text, or None.
@@ -227,12 +231,12 @@ class HookEngine:
             least = least_seconds(event) or hook.timeout
             done = (notifier.notify_last if last else notifier.notify_one)(event, least)
             if isinstance(event, Synchronize):
-                self.expect(hook)
+                self.begin_notifying(hook)
         else:
             done = loop.create_future()
             done.set_result(None)
         if last:
-            self._stop_expecting(hook)
+            self._stop_notifying_before_use(hook)
             done.add_done_callback(lambda _: self._retire(hook, hook.timeout + 1.0))
         return done
 
@@ -251,7 +255,7 @@ class HookEngine:
         self.points = frozenset()
         self._by_point = {}
         self._hooks = ()
-        self._expected.clear()
+        self._notified_before_use.clear()
         for hook in list(self._notifiers):
             self._drop(hook)
         self._context.runners.close()
@@ -263,7 +267,7 @@ class HookEngine:
 
 def least_seconds(event: Point) -> float:
     """Return the least time for an event, whatever the hook's timeout; 0 if only the timeout counts."""
-    return ALONE_S if isinstance(event, Configure | Synchronize) else 0.0
+    return LEAST_SETUP_S if isinstance(event, Configure | Synchronize) else 0.0
 
 
 def _point_hooks(name: str, by_point: Mapping[str, Sequence[HookSlots]]) -> _PointHooks:

@@ -22,12 +22,12 @@ from proxy.telemetry.port import HOOK_FAILED, Report
 LONGEST_ERROR = 300
 """Characters of an exception's text."""
 MOST_MESSAGES = 10
-"""Messages about one hook in ``EACH_S`` seconds; further ones are only counted."""
-EACH_S = 60.0
+"""Messages about one hook in ``MESSAGE_PERIOD_S`` seconds; further ones are only counted."""
+MESSAGE_PERIOD_S = 60.0
 _MOST_FRAMES = 20
-_DEEPEST = 2000
-_OURS = str(PurePath(__file__).parent)
-_DOES: Final = {
+_DEEPEST_TRACEBACK = 2000
+_ENGINE_DIRECTORY = str(PurePath(__file__).parent)
+_CALL_PHRASES: Final = {
     "run_pod_sandbox": "run pod",
     "create_container": "create container",
     "start_container": "start container",
@@ -86,11 +86,11 @@ def text_of(error: BaseException) -> str:
 def _frames(tb: TracebackType | None, source: str) -> list[tuple[bool, str, int, str]]:
     """Return the frames of a traceback that are in the hook's file, or all outside the engine if none are."""
     found: list[tuple[bool, str, int, str]] = []
-    for _ in range(_DEEPEST):
+    for _ in range(_DEEPEST_TRACEBACK):
         if tb is None:
             break
         code = tb.tb_frame.f_code
-        if not code.co_filename.startswith(_OURS):
+        if not code.co_filename.startswith(_ENGINE_DIRECTORY):
             found.append((code.co_filename == source, code.co_name, tb.tb_lineno, code.co_filename))
         tb = tb.tb_next
     own = [frame for frame in found if frame[0]]
@@ -116,11 +116,11 @@ def subject(event: Point) -> str:
     return f"{pod.ref}/{container.name}" if container is not None else str(pod.ref)
 
 
-def task(event: Point) -> str:
+def call_description(event: Point) -> str:
     """Return what the call does: ``create container namespace/pod/name``, or the name of the point."""
     _, _, call = event.NAME.partition("_")
-    does = _DOES.get(call)
-    return f"{does} {subject(event)}" if does is not None else event.NAME
+    phrase = _CALL_PHRASES.get(call)
+    return f"{phrase} {subject(event)}" if phrase is not None else event.NAME
 
 
 def shown(value: object, most: int = 100) -> str:
@@ -145,7 +145,7 @@ class FailureLog:
         self._clock = clock
         self._recent: dict[str, tuple[float, int]] = {}
 
-    def note(self, hook: Hook, failure: HookFailure) -> None:
+    def report_failure(self, hook: Hook, failure: HookFailure) -> None:
         """Report a failure."""
         if failure.trace:
             log.debug("hook failed", hook=hook.name, error=failure.text, trace=failure.trace)
@@ -155,7 +155,7 @@ class FailureLog:
         """Report a message about a hook."""
         now = self._clock()
         since, count = self._recent.get(hook, (now, 0))
-        if now - since >= EACH_S:
+        if now - since >= MESSAGE_PERIOD_S:
             if count > MOST_MESSAGES:
                 self._report("failures of a hook were not reported", hook=hook, count=count - MOST_MESSAGES)
             since, count = now, 0

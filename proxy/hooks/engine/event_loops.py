@@ -26,11 +26,11 @@ class LoopThread:
         "_loop",
         "_on_exit",
         "_report_problem",
-        "ended",
         "has_exited",
         "has_returned",
         "ident",
-        "lost",
+        "is_abandoned",
+        "is_closing",
     )
 
     def __init__(self, name: str, report_problem: Callable[[str], None], on_exit: Callable[[], None]) -> None:
@@ -41,19 +41,19 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._unhandled)
         self.ident = 0
-        self.lost = False
-        self.ended = False
+        self.is_abandoned = False
+        self.is_closing = False
         try:
-            threading.Thread(target=self._live, name=f"hooks-{name}"[:15], daemon=True).start()
+            threading.Thread(target=self._run_thread, name=f"hooks-{name}"[:15], daemon=True).start()
         except BaseException:
             self._loop.close()
             raise
 
-    def _live(self) -> None:
+    def _run_thread(self) -> None:
         self.ident = threading.get_ident()
         loop = self._loop
         asyncio.set_event_loop(loop)
-        while not self.ended and not self.lost:
+        while not self.is_closing and not self.is_abandoned:
             try:
                 loop.run_forever()
             except BaseException as error:  # noqa: BLE001 - a task raises SystemExit, or is overdue
@@ -62,14 +62,14 @@ class LoopThread:
                     self._report_problem(f"a task of it has ended with {type(error).__name__}")
         self.has_returned = True
         try:
-            self._clear(loop)
+            self._cancel_tasks(loop)
         except BaseException:  # noqa: BLE001 - tasks may raise anything
-            self.lost = True  # its tasks cannot be cleaned up
+            self.is_abandoned = True  # its tasks cannot be cleaned up
         finally:
             self.has_exited = True
             self._on_exit()
 
-    def _clear(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _cancel_tasks(self, loop: asyncio.AbstractEventLoop) -> None:
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()
@@ -88,15 +88,15 @@ class LoopThread:
     def start(
         self,
         make: Callable[[], Coroutine[Any, Any, None]],
-        keep: list[asyncio.Task[None]],
-        over: Callable[[asyncio.Task[None]], None],
+        tasks: list[asyncio.Task[None]],
+        on_end: Callable[[asyncio.Task[None]], None],
     ) -> None:
         """Run a coroutine.
 
         Args:
             make: Creates the coroutine, on the loop.
-            keep: Its task is appended here.
-            over: Called on the loop at its end.
+            tasks: Its task is appended here.
+            on_end: Called on the loop at its end.
 
         Raises:
             RuntimeError: The loop is closed.
@@ -104,29 +104,29 @@ class LoopThread:
 
         def begin() -> None:
             task = self._loop.create_task(make())
-            keep.append(task)
-            task.add_done_callback(over)
+            tasks.append(task)
+            task.add_done_callback(on_end)
 
         self._loop.call_soon_threadsafe(begin)
 
-    def cancel(self, keep: list[asyncio.Task[None]], reached: Callable[[], None]) -> None:
-        """Cancel a coroutine; ``reached`` is called on its loop once the task has been cancelled."""
+    def cancel(self, tasks: list[asyncio.Task[None]], on_cancelled: Callable[[], None]) -> None:
+        """Cancel a coroutine; ``on_cancelled`` is called on its loop once the task has been cancelled."""
 
         def end() -> None:
-            for task in keep:
+            for task in tasks:
                 task.cancel()
-            reached()
+            on_cancelled()
 
         self._post(end)
 
     def abandon(self) -> None:
         """Abandon a blocked loop: it ends when it is not blocked any more."""
-        self.lost = True
+        self.is_abandoned = True
         self._post(self._loop.stop)
 
     def close(self) -> None:
         """Cancel all its tasks and end."""
-        self.ended = True
+        self.is_closing = True
         self._post(self._loop.stop)
 
     def _post(self, what: Callable[[], None]) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 from proxy.hooks import forks
 from proxy.hooks.answers import NOTHING, Adjustment, Veto
 from proxy.hooks.engine import errors
-from proxy.hooks.engine.checks import taken
+from proxy.hooks.engine.checks import checked_answer
 from proxy.hooks.engine.claims import AnswerFields, FieldClaims
-from proxy.hooks.engine.errors import HookFailure, pod_of, task
+from proxy.hooks.engine.errors import HookFailure, call_description, pod_of
 from proxy.hooks.engine.event_loops import LoopThread
 from proxy.hooks.engine.runners import Runner, Runners
 from proxy.hooks.engine.slots import HookSlots
@@ -26,11 +26,11 @@ from proxy.hooks.events import Point
 from proxy.hooks.hook import NO_CHANGE, Hook, HookFailurePolicy, Outcome
 from proxy.model.backoff import Backoff
 
-_PAUSES = Backoff(0.005, 5.0)
+_INTERRUPT_PAUSES = Backoff(0.005, 5.0)
 _MOST_INTERRUPTS = 24
-_REACH_S = 0.25
+_CANCEL_WAIT_S = 0.25
 
-Answered = tuple[AnswerFields | Veto | None, HookFailure | None]
+CheckedAnswer = tuple[AnswerFields | Veto | None, HookFailure | None]
 """A hook's checked answer, and the failure if the hook failed."""
 
 
@@ -48,7 +48,7 @@ class MergedAnswers:
         self.refusal = ""
         self.failures: list[tuple[Hook, HookFailure]] = []
 
-    def shown(self) -> Adjustment:
+    def merged(self) -> Adjustment:
         """Return a copy of the merged answers so far; a hook that changes it changes nothing else."""
         return self._claims.merged()
 
@@ -60,8 +60,8 @@ class MergedAnswers:
     def add(self, slots: HookSlots, answer: AnswerFields | Veto, event: Point) -> HookFailure | None:
         """Add a hook's answer; return a conflict if another hook has already set one of its fields."""
         if isinstance(answer, Veto):
-            slots.refused()
-            self.refusal = f"cannot {task(event)}: hook {slots.hook.name}: {answer.reason}"
+            slots.count_veto()
+            self.refusal = f"cannot {call_description(event)}: hook {slots.hook.name}: {answer.reason}"
             return None
         if clash := self._claims.claim(slots.hook.name, answer):
             return HookFailure("conflict", clash)
@@ -73,7 +73,7 @@ class MergedAnswers:
         if failure.kind != "open":  # the failures that opened the breaker were reported when they happened
             self.failures.append((slots.hook, failure))
         if slots.hook.policy is HookFailurePolicy.FAIL and event.VETO and not self.refusal:
-            self.refusal = f"cannot {task(event)}: hook {slots.hook.name}: {failure.text}"
+            self.refusal = f"cannot {call_description(event)}: hook {slots.hook.name}: {failure.text}"
 
     def outcome(self) -> Outcome:
         """Return the outcome of the call."""
@@ -87,11 +87,11 @@ class MergedAnswers:
 # Calling.
 
 
-def invoke(hook: Hook, event: Point, answers: MergedAnswers) -> Answered:
+def invoke(hook: Hook, event: Point, answers: MergedAnswers) -> CheckedAnswer:
     """Call a plain function. All of the hook's own code runs here, including that of its answer's values."""
     try:
         handler = hook.handlers[event.NAME]
-        answer = handler(event, answers.shown()) if hook.receives_earlier_changes else handler(event)
+        answer = handler(event, answers.merged()) if hook.receives_earlier_changes else handler(event)
         return _checked(answer, event) if answer is not None else (None, None)
     except BaseException as error:  # noqa: BLE001 - a hook may raise anything
         return None, errors.failure_of(error, hook)
@@ -99,11 +99,11 @@ def invoke(hook: Hook, event: Point, answers: MergedAnswers) -> Answered:
         forks.exit_if_child()
 
 
-async def invoke_async(hook: Hook, event: Point, answers: MergedAnswers) -> Answered:
+async def invoke_async(hook: Hook, event: Point, answers: MergedAnswers) -> CheckedAnswer:
     """Call a coroutine function."""
     try:
         handler = hook.handlers[event.NAME]
-        answer = await (handler(event, answers.shown()) if hook.receives_earlier_changes else handler(event))
+        answer = await (handler(event, answers.merged()) if hook.receives_earlier_changes else handler(event))
         return _checked(answer, event)
     except BaseException as error:  # noqa: BLE001 - a hook may raise anything
         return None, errors.failure_of(error, hook)
@@ -111,9 +111,9 @@ async def invoke_async(hook: Hook, event: Point, answers: MergedAnswers) -> Answ
         forks.exit_if_child()
 
 
-def _checked(answer: object, event: Point) -> Answered:
+def _checked(answer: object, event: Point) -> CheckedAnswer:
     try:
-        return taken(answer, event), None
+        return checked_answer(answer, event), None
     except Exception as error:  # noqa: BLE001 - reading an answer may raise anything
         return None, HookFailure("answer", errors.text_of(error) or "its answer cannot be read")
 
@@ -134,15 +134,17 @@ def is_skipped(hook: Hook, event: Point) -> bool:
 class DispatchContext:
     """What all calls of an engine share: the clock, the runners, and a way to post to the event loop."""
 
-    def __init__(self, clock: Callable[[], float], note: Callable[[Hook, HookFailure], None]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], report_failure: Callable[[Hook, HookFailure], None]
+    ) -> None:
         """Create a context.
 
         Args:
             clock: Monotonic seconds.
-            note: Reports a failure of a hook; called on the loop.
+            report_failure: Reports a failure of a hook; called on the loop.
         """
         self.clock = clock
-        self.note = note
+        self.report_failure = report_failure
         self.runners = Runners()
         self.loop: asyncio.AbstractEventLoop | None = None
 
@@ -162,48 +164,50 @@ class HookTask:
 
     loop_thread: LoopThread
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    reached: bool = False
-    ended: bool = False
+    is_cancel_processed: bool = False
+    has_ended: bool = False
 
     @property
     def has_returned(self) -> bool:
         """Whether the coroutine or its loop has ended."""
-        return self.ended or self.loop_thread.has_exited
+        return self.has_ended or self.loop_thread.has_exited
 
-    def start(self, make: Callable[[], Coroutine[Any, Any, None]], back: Callable[[HookTask], None]) -> None:
-        """Start the coroutine; ``back`` is called at its end, even if it was cancelled before its first step.
+    def start(
+        self, make: Callable[[], Coroutine[Any, Any, None]], on_end: Callable[[HookTask], None]
+    ) -> None:
+        """Start the coroutine; ``on_end`` is called at its end, even if that comes before its first step.
 
         Raises:
             RuntimeError: Its loop is closed.
         """
 
-        def over(_: asyncio.Task[None]) -> None:
-            self.ended = True
-            back(self)
+        def mark_ended(_: asyncio.Task[None]) -> None:
+            self.has_ended = True
+            on_end(self)
 
-        self.loop_thread.start(make, self.tasks, over)
+        self.loop_thread.start(make, self.tasks, mark_ended)
 
-    def cancel_reached(self) -> None:
+    def record_cancel(self) -> None:
         """Record that the loop has processed the cancellation."""
-        self.reached = True
+        self.is_cancel_processed = True
 
 
-def cancel(context: DispatchContext, slots: HookSlots, where: Runner | HookTask) -> None:
+def cancel(context: DispatchContext, slots: HookSlots, runs_in: Runner | HookTask) -> None:
     """Stop an overdue hook if that is possible; runs on the loop."""
-    if isinstance(where, HookTask):
-        where.loop_thread.cancel(where.tasks, where.cancel_reached)
+    if isinstance(runs_in, HookTask):
+        runs_in.loop_thread.cancel(runs_in.tasks, runs_in.record_cancel)
         if context.loop is not None:
-            context.loop.call_later(_REACH_S, _check_cancelled, context, where)
+            context.loop.call_later(_CANCEL_WAIT_S, _check_cancelled, context, runs_in)
         return
-    context.runners.abandon(where)
+    context.runners.abandon(runs_in)
     if not slots.hook.remote:  # gRPC holds locks that other threads need, and has its own deadline
-        _interrupt(context, where, 0)
+        _interrupt(context, runs_in, 0)
 
 
 def _check_cancelled(context: DispatchContext, hook_task: HookTask) -> None:
     """Abandon the hook's loop if it has not even processed the cancellation: it is blocked."""
     loop_thread = hook_task.loop_thread
-    if hook_task.reached or loop_thread.lost or loop_thread.has_returned:
+    if hook_task.is_cancel_processed or loop_thread.is_abandoned or loop_thread.has_returned:
         return
     loop_thread.abandon()
     _interrupt(context, loop_thread, 0)
@@ -214,4 +218,4 @@ def _interrupt(context: DispatchContext, target: InterruptTarget, count: int) ->
     if target.has_returned or count >= _MOST_INTERRUPTS or context.loop is None or context.loop.is_closed():
         return
     context.runners.switch_interval.interrupt(target)
-    context.loop.call_later(_PAUSES.delay(count + 1), _interrupt, context, target, count + 1)
+    context.loop.call_later(_INTERRUPT_PAUSES.delay(count + 1), _interrupt, context, target, count + 1)

@@ -18,7 +18,7 @@ from typing import Final, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LIMIT_S: Final = 0.01
+CALL_LIMIT_S: Final = 0.01
 """A function is interrupted after this time."""
 
 
@@ -34,23 +34,23 @@ class Alarm:
     """
 
     def __init__(self) -> None:
-        """Install the signal's handler; see ``alarm``."""
+        """Install the signal's handler; see ``make_alarm``."""
         self.interrupted = False
-        self._inside = False
+        self._is_calling = False
         signal.signal(signal.SIGALRM, self._on_alarm)
 
     def _on_alarm(self, _signum: int, _frame: object) -> None:
-        if self._inside:
+        if self._is_calling:
             self.interrupted = True
             raise TooLongError
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call a function; return its result, or None if it was interrupted. Its exceptions pass through."""
-        result, self.interrupted, self._inside = None, False, True
+        result, self.interrupted, self._is_calling = None, False, True
         try:
-            signal.setitimer(signal.ITIMER_REAL, LIMIT_S, LIMIT_S)
+            signal.setitimer(signal.ITIMER_REAL, CALL_LIMIT_S, CALL_LIMIT_S)
             result = function(*args, **kwargs)
-            self._inside = False  # from here on the handler does not raise
+            self._is_calling = False  # from here on the handler does not raise
             signal.setitimer(signal.ITIMER_REAL, 0)
         except TooLongError:
             self._stop_timer()
@@ -69,14 +69,14 @@ class Alarm:
         stopped = False
         while not stopped:
             try:
-                self._inside = False
+                self._is_calling = False
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 stopped = True
             except TooLongError:
                 continue
 
 
-def alarm() -> Alarm | None:
+def make_alarm() -> Alarm | None:
     """Return an alarm; None outside the main thread, or if other code uses the signal."""
     if threading.current_thread() is not threading.main_thread():
         return None

@@ -24,27 +24,27 @@ MOST_WAITING = 1000
 """Events that may wait for one hook."""
 _POLL_S, _WAIT_S = 0.02, 5.0
 
-Updated = Callable[[Mapping[str, Update], Mapping[str, str]], None]
+ApplyUpdates = Callable[[Mapping[str, Update], Mapping[str, str]], None]
 """Takes the updates by runtime's container id, and field to the hook that set it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class _QueuedEvent:
     event: Point
     claims: FieldClaims
     done: asyncio.Future[str | None] | None = None
-    always: float = 0.0
+    forced_timeout_s: float = 0.0
 
 
 class HookNotifier:
     """Sends events to one hook; all methods are called on the loop."""
 
-    __slots__ = ("_busy", "_context", "_is_dropping", "_queue", "_updated", "slots")
+    __slots__ = ("_apply_updates", "_busy", "_context", "_is_dropping", "_queue", "slots")
 
-    def __init__(self, context: DispatchContext, slots: HookSlots, updated: Updated) -> None:
+    def __init__(self, context: DispatchContext, slots: HookSlots, apply_updates: ApplyUpdates) -> None:
         self._context = context
-        self._updated = updated
-        self._queue: deque[_Item] = deque()
+        self._apply_updates = apply_updates
+        self._queue: deque[_QueuedEvent] = deque()
         self._busy = False
         self._is_dropping = False
         self.slots = slots
@@ -57,25 +57,25 @@ class HookNotifier:
     def notify(self, event: Point, claims: FieldClaims) -> None:
         """Send an event after those that already wait."""
         if len(self._queue) >= MOST_WAITING:
-            self.slots.lost()
+            self.slots.count_lost()
             if not self._is_dropping:
                 self._is_dropping = True
                 text = f"{MOST_WAITING} events wait for it: further events are dropped"
-                self._context.note(self.slots.hook, HookFailure("lost", text))
+                self._context.report_failure(self.slots.hook, HookFailure("lost", text))
             return
-        self._put(_Item(event, claims))
+        self._enqueue(_QueuedEvent(event, claims))
 
-    def notify_one(self, event: Point, always: float) -> asyncio.Future[str | None]:
+    def notify_one(self, event: Point, forced_timeout_s: float) -> asyncio.Future[str | None]:
         """Send an event to this hook only, even if its breaker is open.
 
         Returns:
             The error's text, or None.
         """
         done = asyncio.get_running_loop().create_future()
-        self._put(_Item(event, FieldClaims(), done, always))
+        self._enqueue(_QueuedEvent(event, FieldClaims(), done, forced_timeout_s))
         return done
 
-    def notify_last(self, event: Point, always: float) -> asyncio.Future[str | None]:
+    def notify_last(self, event: Point, forced_timeout_s: float) -> asyncio.Future[str | None]:
         """As ``notify_one``, but after all running calls of the hook have ended, or a few seconds.
 
         Events that still wait are dropped.
@@ -83,52 +83,58 @@ class HookNotifier:
         loop = asyncio.get_running_loop()
         done, until = loop.create_future(), loop.time() + min(self.slots.hook.timeout, _WAIT_S)
 
-        def look() -> None:
+        def send_when_idle() -> None:
             if self.slots.busy and loop.time() < until:
-                loop.call_later(_POLL_S, look)
+                loop.call_later(_POLL_S, send_when_idle)
             else:
-                self._put(_Item(event, FieldClaims(), done, always))
+                self._enqueue(_QueuedEvent(event, FieldClaims(), done, forced_timeout_s))
 
-        self.forget()
-        look()
+        self.drop_waiting()
+        send_when_idle()
         return done
 
-    def forget(self) -> None:
+    def drop_waiting(self) -> None:
         """Drop the events that wait."""
         dropped = [item for item in self._queue if item.done is None]
         kept = [item for item in self._queue if item.done is not None]
         self._queue = deque(kept)
-        self.slots.lost(len(dropped))
+        self.slots.count_lost(len(dropped))
 
-    def _put(self, item: _Item) -> None:
+    def _enqueue(self, item: _QueuedEvent) -> None:
         self._queue.append(item)
         if not self._busy:
-            self._next()
+            self._send_next()
 
-    def _next(self) -> None:
+    def _send_next(self) -> None:
         self._busy = bool(self._queue)
         if not self._queue:
             self._is_dropping = False
             return
         item = self._queue.popleft()
 
-        def then(call: Dispatch) -> None:
+        def on_outcome(call: Dispatch) -> None:
             self._answered(item, call)
             # Not called directly: calls that end at once would nest.
-            asyncio.get_running_loop().call_soon(self._next)
+            asyncio.get_running_loop().call_soon(self._send_next)
 
-        Dispatch(self._context, item.event, (self.slots,), then=then, always=item.always).start(inline=False)
+        Dispatch(
+            self._context,
+            item.event,
+            (self.slots,),
+            on_outcome=on_outcome,
+            forced_timeout_s=item.forced_timeout_s,
+        ).start(inline=False)
 
-    def _answered(self, item: _Item, call: Dispatch) -> None:
+    def _answered(self, item: _QueuedEvent, call: Dispatch) -> None:
         outcome, error = call.outcome, call.error
         if outcome is not None and outcome.adjustment.updates:
             clash = item.claims.claim(self.slots.hook.name, fields_set_by(outcome.adjustment))
             if clash:
                 failure = HookFailure("conflict", clash)
-                self.slots.note(failure)
-                self._context.note(self.slots.hook, failure)
+                self.slots.record_failure(failure)
+                self._context.report_failure(self.slots.hook, failure)
                 error = clash
             else:
-                self._updated(outcome.adjustment.updates, outcome.owners)
+                self._apply_updates(outcome.adjustment.updates, outcome.owners)
         if item.done is not None and not item.done.done():
             item.done.set_result(error)

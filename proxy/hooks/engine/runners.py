@@ -27,8 +27,8 @@ class JobResult(Enum):
     """How a job has ended in its runner."""
 
     DONE = "done"
-    HANDED = "handed on"
-    LOST = "abandoned"
+    HANDED_ON = "handed on"
+    ABANDONED = "abandoned"
 
 
 class Job(Protocol):
@@ -59,14 +59,14 @@ class Runner:
         self.job: Job | None = job
         self.has_returned = False
         self.ident = 0
-        threading.Thread(target=self._live, name=name, daemon=True).start()
+        threading.Thread(target=self._run_thread, name=name, daemon=True).start()
 
-    def give(self, job: Job | None) -> None:
+    def assign(self, job: Job | None) -> None:
         """Hand the runner its next job; None ends it."""
         self.job = job
         self._wake.release()
 
-    def _live(self) -> None:
+    def _run_thread(self) -> None:
         pool = self._pool
         try:
             lost = self._work()
@@ -86,7 +86,7 @@ class Runner:
                 result = job.run(self)
             except BaseException as error:  # noqa: BLE001 - the thread must live, and the call continue
                 result = job.on_internal_error(error, self)
-            if result is JobResult.LOST:
+            if result is JobResult.ABANDONED:
                 return job
             pool.switch_interval.restore(self)
             self.job = None
@@ -141,7 +141,7 @@ class Runners:
         except IndexError:
             self._add(job)
         else:
-            idle.give(job)
+            idle.assign(job)
 
     def _add(self, job: Job) -> None:
         with self._lock:
@@ -182,6 +182,6 @@ class Runners:
         self.closed = True
         while self.idle:
             try:
-                self.idle.pop().give(None)
+                self.idle.pop().assign(None)
             except IndexError:
                 break

@@ -33,7 +33,7 @@ ANSWERS_UNTIL_FORGIVEN = 100
 The limit of a call on the loop is wall-clock time. On a busy node the kernel may not run the daemon for
 longer than that, so a quick hook is interrupted too.
 """
-_NOT_COUNTED = frozenset(("conflict", "hangs", "queue", "open"))
+_IGNORED_BY_BREAKER = frozenset(("conflict", "hangs", "queue", "open"))
 
 
 class Waiter(Protocol):
@@ -61,13 +61,13 @@ class HookSlots:
     """One hook and its slots; its methods may be called from any thread."""
 
     __slots__ = (
-        "_inside",
         "_interrupted",
         "_lock",
         "_loop_thread",
         "_overdue_calls",
         "_queue",
         "_report_problem",
+        "_running_calls",
         "breaker",
         "coroutines",
         "hook",
@@ -82,7 +82,7 @@ class HookSlots:
         self.coroutines = frozenset(name for name, handler in hook.handlers.items() if _is_async(handler))
         self._report_problem = report_problem
         self._lock = threading.Lock()
-        self._inside = 0
+        self._running_calls = 0
         self._queue: deque[Waiter] = deque()
         self._overdue_calls: set[OverdueCall] = set()
         self._loop_thread: LoopThread | None = None
@@ -90,7 +90,7 @@ class HookSlots:
     @property
     def busy(self) -> bool:
         """Whether calls of the hook run."""
-        return self._inside > 0
+        return self._running_calls > 0
 
     @property
     def suits_loop(self) -> bool:
@@ -99,13 +99,15 @@ class HookSlots:
             self._interrupted = 0
         return self._interrupted < MOST_INTERRUPTED
 
-    def interrupted(self) -> None:
+    def count_interruption(self) -> None:
         """Count that a call took too long on the loop; it is repeated in a thread."""
         with self._lock:
             self._interrupted += 1
             self.stats.quick_in_a_row = 0
 
-    def enter(self, waiter: Waiter, now: float, always: bool, overloaded: bool) -> int | HookFailure | None:
+    def acquire(
+        self, waiter: Waiter, now: float, ignore_breaker: bool, overloaded: bool
+    ) -> int | HookFailure | None:
         """Take a slot and return whether to call the hook now, or queue the waiter for a slot.
 
         Returns:
@@ -113,48 +115,50 @@ class HookSlots:
             resumed.
         """
         with self._lock:
-            if self._inside >= MOST_CALLS:
+            if self._running_calls >= MOST_CALLS:
                 waiter.on_queued()
                 self._queue.append(waiter)
                 return None
-            if not (always or overloaded or self._overdue_calls) and (token := self.breaker.permit(now)):
-                self._inside += 1
+            if not (ignore_breaker or overloaded or self._overdue_calls) and (
+                token := self.breaker.permit(now)
+            ):
+                self._running_calls += 1
                 return token  # the usual case
-            permit = self._permit(now, always, overloaded)
+            permit = self._permit(now, ignore_breaker, overloaded)
             if isinstance(permit, int):
-                self._inside += 1
+                self._running_calls += 1
             return permit
 
-    def permit(self, now: float, always: bool, overloaded: bool) -> int | HookFailure:
+    def permit(self, now: float, ignore_breaker: bool, overloaded: bool) -> int | HookFailure:
         """Return whether to call the hook now; if not, the caller releases its slot.
 
         Args:
             now: Seconds of the engine's clock.
-            always: Ignore the breaker.
+            ignore_breaker: Call the hook even if its breaker is open.
             overloaded: Too many calls of all hooks hang.
 
         Returns:
             The breaker's token (0 if it is ignored), or why the hook is not called.
         """
         with self._lock:
-            return self._permit(now, always, overloaded)
+            return self._permit(now, ignore_breaker, overloaded)
 
-    def _permit(self, now: float, always: bool, overloaded: bool) -> int | HookFailure:
+    def _permit(self, now: float, ignore_breaker: bool, overloaded: bool) -> int | HookFailure:
         if overloaded or len(self._overdue_calls) >= MOST_OVERDUE:
             which = "of all hooks" if overloaded else f"of it ({len(self._overdue_calls)})"
             return HookFailure("hangs", f"it is not called: too many calls {which} have not returned")
-        if always:
+        if ignore_breaker:
             return 0
         if token := self.breaker.permit(now):
             return token
-        left = duration(self.breaker.remaining(now))
+        left = duration(self.breaker.seconds_until_probe(now))
         return HookFailure(
             "open",
             f"it is not called after {self.breaker.failures} failures in a row; next try in {left}; "
             f"last failure: {self.stats.last_error}",
         )  # fmt: skip
 
-    def leave(
+    def release(
         self,
         token: int,
         took: float | None,
@@ -174,46 +178,46 @@ class HookSlots:
         following: Waiter | None = None
         with self._lock:
             if took is not None:
-                self.stats.took(took)
+                self.stats.record_duration(took)
             if failure is not None:
-                self._note(failure)
+                self._record_failure(failure)
             if token and took is None:
                 self.breaker.unused(token)
-            elif token and (failure is None or failure.kind in _NOT_COUNTED):
+            elif token and (failure is None or failure.kind in _IGNORED_BY_BREAKER):
                 self.breaker.succeeded(token)
             elif token:
                 self.breaker.failed(token, now)
             if overdue is not None and not overdue.has_returned:
                 self._overdue_calls.add(overdue)
             if not self._queue:
-                self._inside -= 1
+                self._running_calls -= 1
                 return
             while self._queue:
                 if (candidate := self._queue.popleft()).take_turn():
                     following = candidate
                     break
             else:
-                self._inside -= 1
+                self._running_calls -= 1
         if following is not None:
             following.resume()
 
-    def _note(self, failure: HookFailure) -> None:
+    def _record_failure(self, failure: HookFailure) -> None:
         if failure.kind == "open":
             self.stats.skipped += 1
         else:
-            self.stats.failed(failure.kind, failure.text, failure.trace, time.time())
+            self.stats.record_failure(failure.kind, failure.text, failure.trace, time.time())
 
-    def note(self, failure: HookFailure) -> None:
+    def record_failure(self, failure: HookFailure) -> None:
         """Record a failure of a call that has no slot."""
         with self._lock:
-            self._note(failure)
+            self._record_failure(failure)
 
-    def lost(self, count: int = 1) -> None:
+    def count_lost(self, count: int = 1) -> None:
         """Count events that the hook does not receive."""
         with self._lock:
             self.stats.lost += count
 
-    def refused(self) -> None:
+    def count_veto(self) -> None:
         """Count a veto."""
         with self._lock:
             self.stats.vetoes += 1
@@ -226,7 +230,7 @@ class HookSlots:
     def loop_thread(self) -> LoopThread:
         """Return the loop of the hook's coroutines; the first call creates it."""
         with self._lock:
-            if self._loop_thread is None or self._loop_thread.lost or self._loop_thread.ended:
+            if self._loop_thread is None or self._loop_thread.is_abandoned or self._loop_thread.is_closing:
                 self._loop_thread = LoopThread(self.hook.name, self._report_problem, self._on_loop_thread_end)
             return self._loop_thread
 
@@ -248,20 +252,21 @@ class HookSlots:
             stats, breaker = self.stats, self.breaker
             return HookReport(
                 hook.name, hook.source, tuple(sorted(hook.handlers)), str(hook.policy), hook.timeout,
-                remote=hook.remote, state=self._state(), retry_in=breaker.remaining(now), calls=stats.calls,
-                failures=dict(stats.failures), conflicts=stats.failures.get("conflict", 0),
+                remote=hook.remote, state=self._state(), retry_in=breaker.seconds_until_probe(now),
+                calls=stats.calls, failures=dict(stats.failures),
+                conflicts=stats.failures.get("conflict", 0),
                 vetoes=stats.vetoes, skipped=stats.skipped, lost=stats.lost, waiting=waiting,
-                running=self._inside, hung=len(self._overdue_calls), quiet=quiet,
+                running=self._running_calls, hung=len(self._overdue_calls), quiet=quiet,
                 in_threads=not self.suits_loop, interrupted=self._interrupted, last_error=stats.last_error,
                 last_trace=stats.last_trace, last_error_at=stats.last_error_at, p50_s=stats.median(),
-                max_s=stats.longest,
+                max_s=stats.longest_s,
             )  # fmt: skip
 
     def _state(self) -> str:
         if len(self._overdue_calls) >= MOST_OVERDUE:
             return "hangs"
-        if self.breaker.open:
-            return "probing" if self.breaker.probing else "open"
+        if self.breaker.is_open:
+            return "probing" if self.breaker.is_probing else "open"
         return "failing" if self.breaker.failures else "ok"
 
 

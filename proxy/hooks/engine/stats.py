@@ -12,8 +12,8 @@ SLOW_ANSWER_S = 0.0003
 """After one answer that takes longer than this, the loop does not block for the next ones."""
 QUICK_ANSWERS = 20
 """After this many quick answers, the loop blocks for the hook again."""
-_WEIGHT = 0.125
-_KEPT = 128
+_NEWEST_WEIGHT = 0.125
+_KEPT_DURATIONS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class HookStats:
         "last_error",
         "last_error_at",
         "last_trace",
-        "longest",
+        "longest_s",
         "lost",
         "quick_in_a_row",
         "skipped",
         "times",
-        "usual",
+        "usual_s",
         "vetoes",
     )  # fmt: skip
 
@@ -100,32 +100,32 @@ class HookStats:
         self.last_error = ""
         self.last_trace = ""
         self.last_error_at = 0.0
-        self.times: deque[float] = deque(maxlen=_KEPT)
-        self.longest = 0.0
-        self.usual = 1.0
+        self.times: deque[float] = deque(maxlen=_KEPT_DURATIONS)
+        self.longest_s = 0.0
+        self.usual_s = 1.0
         self.quick_in_a_row = QUICK_ANSWERS
 
-    def took(self, seconds: float) -> None:
+    def record_duration(self, seconds: float) -> None:
         """Record the duration of a call."""
         if self.calls:
-            self.usual += (seconds - self.usual) * _WEIGHT
+            self.usual_s += (seconds - self.usual_s) * _NEWEST_WEIGHT
         else:
-            self.usual = seconds
+            self.usual_s = seconds
         self.calls += 1
         self.times.append(seconds)
-        if seconds > self.longest:
-            self.longest = seconds
+        if seconds > self.longest_s:
+            self.longest_s = seconds
         self.quick_in_a_row = self.quick_in_a_row + 1 if seconds < SLOW_ANSWER_S else 0
 
-    def failed(self, kind: str, text: str, trace: str, now: float) -> None:
+    def record_failure(self, kind: str, text: str, trace: str, now: float) -> None:
         """Record a call that failed or could not be made (``now`` in seconds since the epoch)."""
         self.failures[kind] = self.failures.get(kind, 0) + 1
         self.last_error, self.last_trace, self.last_error_at = text, trace, now
 
     @property
-    def quick(self) -> bool:
+    def is_quick(self) -> bool:
         """Whether its recent answers were quick."""
-        return self.usual < QUICK_S and self.quick_in_a_row >= QUICK_ANSWERS
+        return self.usual_s < QUICK_S and self.quick_in_a_row >= QUICK_ANSWERS
 
     def median(self) -> float:
         """Return the median time of the last answers."""

@@ -30,13 +30,13 @@ from pathlib import PurePath
 from types import FrameType
 from typing import Protocol
 
-_USUAL_S = sys.getswitchinterval()
-_HURRIED_S = 0.0001
-_OURS = str(PurePath(__file__).parent)
+_DEFAULT_INTERVAL_S = sys.getswitchinterval()
+_SHORT_INTERVAL_S = 0.0001
+_ENGINE_DIRECTORY = str(PurePath(__file__).parent)
 _UNSAFE_TO_INTERRUPT = frozenset(
     ("asyncio", "concurrent", "grpc", "importlib", "logging", "loguru", "queue", "threading")
 )
-_FROZEN = "<frozen importlib"
+_FROZEN_IMPORTLIB = "<frozen importlib"
 
 
 class OverdueError(BaseException):
@@ -63,7 +63,7 @@ class SwitchInterval:
         """Shorten the interval while the hook in this thread is slow."""
         with self._lock:
             if not self._slow:
-                sys.setswitchinterval(_HURRIED_S)
+                sys.setswitchinterval(_SHORT_INTERVAL_S)
             self._slow.add(target)
 
     def interrupt(self, target: InterruptTarget) -> None:
@@ -78,7 +78,7 @@ class SwitchInterval:
         with self._lock:
             self._slow.discard(target)
             if not self._slow:
-                sys.setswitchinterval(_USUAL_S)
+                sys.setswitchinterval(_DEFAULT_INTERVAL_S)
 
 
 def _raise_in_thread(ident: int) -> None:
@@ -96,12 +96,14 @@ def _raise_in_thread(ident: int) -> None:
 
 def _is_safe_to_interrupt(innermost: FrameType) -> bool:
     """Return whether a thread is in code in which an exception is safe at any point."""
-    if innermost.f_code.co_filename.startswith(_OURS):
+    if innermost.f_code.co_filename.startswith(_ENGINE_DIRECTORY):
         return False
     frame: FrameType | None = innermost
-    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and not frame.f_code.co_filename.startswith(_ENGINE_DIRECTORY):
         name = str(frame.f_globals.get("__name__", ""))
-        if name.partition(".")[0] in _UNSAFE_TO_INTERRUPT or frame.f_code.co_filename.startswith(_FROZEN):
+        if name.partition(".")[0] in _UNSAFE_TO_INTERRUPT or frame.f_code.co_filename.startswith(
+            _FROZEN_IMPORTLIB
+        ):
             return False
         frame = frame.f_back
     return True

@@ -21,7 +21,7 @@ LONGEST_VALUE: Final = 64 * 1024
 """Characters of one value."""
 _INT64_MAX: Final = 2**63 - 1
 
-NUMBERS: Final[dict[str, tuple[int, int]]] = {
+NUMBER_BOUNDS: Final[dict[str, tuple[int, int]]] = {
     "cpu_period": (1_000, 1_000_000),
     "cpu_quota": (1_000, _INT64_MAX),
     "cpu_shares": (2, 262_144),
@@ -30,9 +30,9 @@ NUMBERS: Final[dict[str, tuple[int, int]]] = {
     "oom_score_adj": (-1_000, 1_000),
 }
 """Field to its least and greatest value."""
-UNLIMITED: Final = frozenset(("cpu_quota", "memory_swap_limit"))
+UNLIMITABLE_FIELDS: Final = frozenset(("cpu_quota", "memory_swap_limit"))
 """The fields in which -1 means no limit."""
-KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {
+KUBELET_KEY_PREFIXES: Final[Mapping[str, tuple[str, ...]]] = {
     "labels": ("io.kubernetes.",),
     "annotations": ("io.kubernetes.container.", "io.kubernetes.pod."),
 }
@@ -58,11 +58,13 @@ def number(field: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidFieldError(f"it must be a whole number, not {type(value).__name__}")
     plain = int.__add__(value, 0)
-    low, high = NUMBERS[field]
-    if low <= plain <= high or (plain == -1 and field in UNLIMITED):
+    low, high = NUMBER_BOUNDS[field]
+    if low <= plain <= high or (plain == -1 and field in UNLIMITABLE_FIELDS):
         return plain
     bounds = f"{low} to {high}" if high < _INT64_MAX else f"at least {low}"
-    raise InvalidFieldError(f"it must be {bounds}" + (" or -1 for no limit" if field in UNLIMITED else ""))
+    raise InvalidFieldError(
+        f"it must be {bounds}" + (" or -1 for no limit" if field in UNLIMITABLE_FIELDS else "")
+    )
 
 
 def ids(kind: type[CpuSet] | type[Mask], value: Any, allowed: CpuSet | Mask | None) -> CpuSet | Mask:
@@ -190,7 +192,7 @@ def device(where: str, value: object) -> Device:
     rights = text(value.permissions, 3)
     if not rights or set(rights) - set("rwm"):
         raise InvalidFieldError("permissions must be of r, w and m")
-    return Device(_same(where, value.container_path), path(value.host_path), rights)
+    return Device(_checked_container_path(where, value.container_path), path(value.host_path), rights)
 
 
 def mount(where: str, value: object) -> Mount:
@@ -205,11 +207,11 @@ def mount(where: str, value: object) -> Mount:
         raise InvalidFieldError("readonly must be True or False")
     if value.propagation not in _PROPAGATIONS:
         raise InvalidFieldError(f"propagation must be one of {', '.join(_PROPAGATIONS)}")
-    where = _same(where, value.container_path)
+    where = _checked_container_path(where, value.container_path)
     return Mount(where, path(value.host_path), value.readonly, text(value.propagation))
 
 
-def _same(where: str, value: object) -> str:
+def _checked_container_path(where: str, value: object) -> str:
     name = path(value)
     if name != where:
         raise InvalidFieldError(f"its container_path is {name[:100]!r}, the key must be the same")

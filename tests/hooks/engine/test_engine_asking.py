@@ -218,7 +218,7 @@ def test_a_call_that_cannot_be_refused_continues(setup: Any) -> None:
 
 @pytest.mark.parametrize("policy", [HookFailurePolicy.FAIL, HookFailurePolicy.IGNORE])
 @pytest.mark.parametrize(
-    "where", ["slots.HookSlots.enter", "invoke.MergedAnswers.add", "invoke.MergedAnswers.outcome"]
+    "where", ["slots.HookSlots.acquire", "invoke.MergedAnswers.add", "invoke.MergedAnswers.outcome"]
 )
 def test_an_internal_error_is_reported_and_refuses_under_policy_fail(
     setup: Any, monkeypatch: pytest.MonkeyPatch, policy: HookFailurePolicy, where: str

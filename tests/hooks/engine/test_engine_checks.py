@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.hooks.answers import CLEAR, FIELDS, LEAVE, MAPS, Adjustment, Update, Veto
-from proxy.hooks.engine.checks import LONGEST_REASON, MOST_ENTRIES, taken
+from proxy.hooks.engine.checks import LONGEST_REASON, MOST_ENTRIES, checked_answer
 from proxy.hooks.events import (
     POINTS,
     Point,
@@ -35,7 +35,7 @@ RUN = PreRunPodSandbox(POD)
 
 def refusal(answer: object, event: Point = CREATE) -> str:
     with pytest.raises(HookError) as caught:
-        taken(answer, event)
+        checked_answer(answer, event)
     return str(caught.value)
 
 
@@ -52,9 +52,9 @@ def test_a_coroutine_that_is_never_awaited_is_closed_and_refused() -> None:
 
 
 def test_no_answer_is_no_change() -> None:
-    assert taken(None, CREATE) is None
-    assert taken(Adjustment(), CREATE) is None
-    assert taken(Adjustment(updates={"id": Update()}), CREATE) is None
+    assert checked_answer(None, CREATE) is None
+    assert checked_answer(Adjustment(), CREATE) is None
+    assert checked_answer(Adjustment(updates={"id": Update()}), CREATE) is None
 
 
 def test_a_valid_answer_is_accepted_unchanged() -> None:
@@ -75,14 +75,14 @@ def test_a_valid_answer_is_accepted_unchanged() -> None:
         mounts={"/a": Mount("/a", "/b", True, "bidirectional")},
         updates={"other": Update(cpus=CpuSet([7]), cpu_quota=CLEAR, unified={"memory.low": "1"})},
     )
-    reported: Any = taken(good, CREATE)
+    reported: Any = checked_answer(good, CREATE)
     assert Adjustment(**reported) == good
 
 
 @pytest.mark.parametrize("field", sorted(set(FIELDS) - MAPS - {"cgroup_parent"}))
 def test_each_value_can_be_cleared(field: str) -> None:
     clear: Any = {field: CLEAR}
-    assert taken(Adjustment(**clear), CREATE) == clear
+    assert checked_answer(Adjustment(**clear), CREATE) == clear
 
 
 @pytest.mark.parametrize(
@@ -171,19 +171,22 @@ def test_keys_of_kubelet_may_only_be_repeated_and_others_are_free() -> None:
     pod = PodFacts(namespace="ns", name="pod", labels=keys, annotations=mine)
     container = ContainerFacts(name="main", id="c", labels=keys, annotations=mine)
     echo = Adjustment(labels=keys, annotations=mine)
-    assert taken(echo, PreCreateContainer(POD, container, DECISION)) == {"labels": keys, "annotations": mine}
-    assert taken(echo, PreRunPodSandbox(pod)) is not None
+    assert checked_answer(echo, PreCreateContainer(POD, container, DECISION)) == {
+        "labels": keys,
+        "annotations": mine,
+    }
+    assert checked_answer(echo, PreRunPodSandbox(pod)) is not None
     assert "kubelet" in refusal(echo, PreCreateContainer(pod, ContainerFacts(name="main"), DECISION))
     event_with_annotations = PreUpdateContainerResources(
         POD, ContainerFacts(name="main"), DECISION, asked_annotations=mine
     )
-    assert taken(Adjustment(annotations=mine), event_with_annotations) == {"annotations": mine}
+    assert checked_answer(Adjustment(annotations=mine), event_with_annotations) == {"annotations": mine}
     free = {"io.kubernetes.cri-o.ShmSize": "1", "kubernetes.io/config.source": "x"}
-    assert taken(Adjustment(annotations=free), RUN) == {"annotations": free}
+    assert checked_answer(Adjustment(annotations=free), RUN) == {"annotations": free}
 
 
 def test_a_path_is_normalized_and_accepted_once() -> None:
-    reported: Any = taken(Adjustment(mounts={"//a/./b/": Mount("/a/b", "/x")}), CREATE)
+    reported: Any = checked_answer(Adjustment(mounts={"//a/./b/": Mount("/a/b", "/x")}), CREATE)
     assert reported["mounts"] == {"/a/b": Mount("/a/b", "/x")}
     twice: Any = {"/dev/x": Device("/dev/x", "/dev/x"), "/dev/x/": CLEAR}
     assert "twice" in refusal(Adjustment(devices=twice))
@@ -202,7 +205,7 @@ def test_a_field_that_a_point_does_not_accept_is_refused(field: str) -> None:
 
 def test_a_cgroup_parent_is_a_path_or_a_slice() -> None:
     for good in ("/kubepods/pod1", "kubepods-pod1.slice", CLEAR):
-        assert taken(Adjustment(cgroup_parent=good), RUN) == {"cgroup_parent": good}
+        assert checked_answer(Adjustment(cgroup_parent=good), RUN) == {"cgroup_parent": good}
     for bad in ("", "/", "a/../b", "a\0"):
         refusal(Adjustment(cgroup_parent=bad), RUN)
 
@@ -210,27 +213,27 @@ def test_a_cgroup_parent_is_a_path_or_a_slice() -> None:
 def test_an_update_of_the_calls_own_container_is_refused() -> None:
     mine = Adjustment(updates={"mine": Update(cpu_shares=2)})
     assert "set it in the adjustment" in refusal(mine, UPDATE)
-    assert taken(mine, POST) is not None
+    assert checked_answer(mine, POST) is not None
 
 
 def test_a_veto_is_taken_only_if_a_call_can_be_refused() -> None:
-    assert taken(Veto("no\n room"), CREATE) == Veto("no room")
-    assert taken(Veto(""), CREATE) == Veto("no reason given")
-    assert taken(Veto("x" * 5000), CREATE) == Veto("x" * LONGEST_REASON)
-    assert taken(Veto("no"), ValidateCreateContainer(CREATE)) == Veto("no")
+    assert checked_answer(Veto("no\n room"), CREATE) == Veto("no room")
+    assert checked_answer(Veto(""), CREATE) == Veto("no reason given")
+    assert checked_answer(Veto("x" * 5000), CREATE) == Veto("x" * LONGEST_REASON)
+    assert checked_answer(Veto("no"), ValidateCreateContainer(CREATE)) == Veto("no")
     refusal(Veto("no"), POST)
     refusal(Veto(1))  # type: ignore[arg-type]
 
 
 def test_the_size_of_an_answer_is_limited() -> None:
     many = {f"A{i}": "x" for i in range(MOST_ENTRIES)}
-    assert taken(Adjustment(envs=many), CREATE) is not None
+    assert checked_answer(Adjustment(envs=many), CREATE) is not None
     assert f"at most {MOST_ENTRIES}" in refusal(Adjustment(envs=many | {"B": "x"}))
     large = {f"A{i}": "x" * 65536 for i in range(3)}
-    assert taken(Adjustment(envs=large), CREATE) is not None
-    assert "262144 are taken" in refusal(Adjustment(envs=large, annotations=large))
+    assert checked_answer(Adjustment(envs=large), CREATE) is not None
+    assert "262144 are checked_answer" in refusal(Adjustment(envs=large, annotations=large))
     files = {"id": Update(unified={f"a.b{i}": "x" * 65536 for i in range(5)})}
-    assert "262144 are taken" in refusal(Adjustment(updates=files))
+    assert "262144 are checked_answer" in refusal(Adjustment(updates=files))
 
 
 class Endless(Mapping[str, str]):
@@ -263,7 +266,7 @@ def test_an_accepted_answer_has_plain_types() -> None:
     class Text(str):
         __slots__ = ()
 
-    reported: Any = taken(Adjustment(cpu_shares=Number.FEW, envs={Text("A"): Text("b")}), CREATE)
+    reported: Any = checked_answer(Adjustment(cpu_shares=Number.FEW, envs={Text("A"): Text("b")}), CREATE)
     assert type(reported["cpu_shares"]) is int
     assert [(type(key), type(value)) for key, value in reported["envs"].items()] == [(str, str)]
 
@@ -285,9 +288,9 @@ ANYTHING = st.recursive(
 )
 def test_whatever_is_answered_is_taken_or_refused_in_words(values: dict[str, Any], event: Point) -> None:
     try:
-        reported: Any = taken(Adjustment(**values), event)
+        reported: Any = checked_answer(Adjustment(**values), event)
     except HookError:
         return
     assert reported is None or reported.keys() <= event.TAKES
     # An accepted answer is accepted again, unchanged.
-    assert taken(Adjustment(**(reported or {})), event) == reported
+    assert checked_answer(Adjustment(**(reported or {})), event) == reported

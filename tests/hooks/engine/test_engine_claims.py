@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.hooks.answers import CLEAR, NOTHING, Adjustment, Update
-from proxy.hooks.engine.claims import AnswerFields, FieldClaims, fields_set_by, named
+from proxy.hooks.engine.claims import AnswerFields, FieldClaims, field_names, fields_set_by
 from proxy.model.idset import CpuSet, Mask
 
 KEYS = st.sampled_from("abcd")
@@ -91,7 +91,7 @@ def test_a_change_of_the_merged_adjustment_has_no_effect() -> None:
 def test_there_is_a_conflict_exactly_if_a_field_has_an_owner(answers: list[AnswerFields]) -> None:
     claims, owners, accepted = FieldClaims(), dict[str, str](), []
     for number, reported in enumerate(answers):
-        fields = set(named(reported))
+        fields = set(field_names(reported))
         clash = claims.claim(str(number), reported)
         assert bool(clash) == bool(fields & owners.keys())
         if clash:
@@ -102,7 +102,7 @@ def test_there_is_a_conflict_exactly_if_a_field_has_an_owner(answers: list[Answe
         assert dict(claims.owners) == owners
     # A refused answer leaves no change, and each reported field has exactly one owner.
     assert claims.merged() == merge([(str(i), reported) for i, reported in enumerate(accepted)])[0].merged()
-    assert sorted(named(fields_set_by(claims.merged()))) == sorted(owners)
+    assert sorted(field_names(fields_set_by(claims.merged()))) == sorted(owners)
 
 
 @given(st.lists(ANSWERS, max_size=5), st.randoms(use_true_random=False))

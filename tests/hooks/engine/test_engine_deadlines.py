@@ -279,7 +279,7 @@ def test_a_hook_that_waited_for_a_slot_calls_the_next_ones_once(
     setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A probe that is requested twice would never be made."""
-    monkeypatch.setattr("proxy.hooks.engine.breaker.PAUSES", Backoff(0.05, 60.0, tolerated=2))
+    monkeypatch.setattr("proxy.hooks.engine.breaker.OPEN_PAUSES", Backoff(0.05, 60.0, tolerated=2))
     failing = [True]
 
     async def nothing(event: Any) -> None:
@@ -374,7 +374,7 @@ def test_an_event_loop_blocked_by_a_hook_is_replaced(setup: Any) -> None:
         await setup.call()
         slots = setup.engine._by_point[PRE].hook_slots[0]
         blocked = slots.loop_thread()
-        await setup.until(lambda: blocked.lost)
+        await setup.until(lambda: blocked.is_abandoned)
         assert (await setup.call()).adjustment.envs == {"GOOD": "1"}
         assert setup.report("10-a").hung == 1
         setup.gate.set()
@@ -462,14 +462,16 @@ def test_a_coroutine_whose_loop_ended_before_it_began_has_returned() -> None:
     loop_thread.close()
     assert has_ended.wait(30)
     slots = HookSlots(hook("10-a", asleep), print)
-    slots.leave(0, SHORT_S, HookFailure("timeout", "no answer"), 0.0, overdue=HookTask(loop_thread))
+    slots.release(0, SHORT_S, HookFailure("timeout", "no answer"), 0.0, overdue=HookTask(loop_thread))
     assert slots.report(0.0, 0).hung == 0
 
 
 def test_a_cancelled_coroutine_is_cancelled_only_once() -> None:
     loop_thread = LoopThread("x", print, lambda: None)
-    invoke._check_cancelled(DispatchContext(time.monotonic, print), HookTask(loop_thread, reached=True))
-    assert not loop_thread.lost
+    invoke._check_cancelled(
+        DispatchContext(time.monotonic, print), HookTask(loop_thread, is_cancel_processed=True)
+    )
+    assert not loop_thread.is_abandoned
     loop_thread.close()
 
 
@@ -479,7 +481,7 @@ def test_an_error_in_an_abandoned_runner_does_not_end_the_call(setup: Any) -> No
     has_ended, busy = Runner.__new__(Runner), Runner.__new__(Runner)
     assert call._take_from_hook(CallHolder([True], slots, has_ended, 0.0))
     assert not call._take_from_hook(CallHolder([], slots, busy, 0.0)), "the hook has just answered"
-    assert call.on_internal_error(OverdueError(), has_ended) is JobResult.LOST
+    assert call.on_internal_error(OverdueError(), has_ended) is JobResult.ABANDONED
     assert call.outcome is None
     assert call.on_internal_error(OverdueError(), busy) is JobResult.DONE
     assert call.outcome is not None
@@ -509,7 +511,7 @@ def test_an_abandoned_event_loop_thread_ends() -> None:
 def test_a_stuck_thread_is_interrupted_a_limited_number_of_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(invoke, "_PAUSES", Backoff(0.0, 5.0))
+    monkeypatch.setattr(invoke, "_INTERRUPT_PAUSES", Backoff(0.0, 5.0))
     interrupts: list[Any] = []
 
     async def scenario() -> None:

@@ -103,11 +103,11 @@ def test_reports_about_a_hook_are_limited_and_the_rest_is_counted() -> None:
     failure_log = FailureLog(of_hooks(messages), lambda: now[0])
     slots = HookSlots(of(raised), print)
     for number in range(errors.MOST_MESSAGES + 5):
-        failure_log.note(slots.hook, HookFailure("error", f"no {number}"))
+        failure_log.report_failure(slots.hook, HookFailure("error", f"no {number}"))
     failure_log.report_problem("other", "mine")
     assert len(messages) == errors.MOST_MESSAGES + 1
-    now[0] = errors.EACH_S
-    failure_log.note(slots.hook, HookFailure("error", "again"))
+    now[0] = errors.MESSAGE_PERIOD_S
+    failure_log.report_failure(slots.hook, HookFailure("error", "again"))
     assert messages[-2:] == ["failures of a hook were not reported hook=10-x count=5", "hook 10-x: again"]
     for number in range(errors.MOST_MESSAGES):
         failure_log.report_problem("10-x", f"no {number}")
@@ -119,7 +119,7 @@ def test_reports_about_a_hook_are_limited_and_the_rest_is_counted() -> None:
 
 def test_the_traceback_of_a_failure_is_logged_if_configured(log_stream: io.StringIO) -> None:
     log.setup("debug", "json", log_stream)
-    FailureLog(silent, lambda: 0.0).note(of(raised), HookFailure("error", "no", "Traceback"))
+    FailureLog(silent, lambda: 0.0).report_failure(of(raised), HookFailure("error", "no", "Traceback"))
     (record,) = records(log_stream)
     assert (record["hook"], record["error"], record["trace"]) == ("10-x", "no", "Traceback")
 
@@ -184,13 +184,13 @@ def test_log_records_of_a_hook_are_logged_under_its_name(log_stream: io.StringIO
 def test_the_usual_duration_decides_whether_a_hook_is_awaited_at_once() -> None:
     stats, is_quick = HookStats(), []
     for seconds in [0.00001, 0.001] + [0.00001] * QUICK_ANSWERS + [0.0002] * 100:
-        is_quick.append(stats.quick)
-        stats.took(seconds)
+        is_quick.append(stats.is_quick)
+        stats.record_duration(seconds)
     assert is_quick[: QUICK_ANSWERS + 2] == [False, True] + [False] * QUICK_ANSWERS
     assert is_quick[QUICK_ANSWERS + 2]
     assert not is_quick[-1]
-    stats.usual = 0.0
-    stats.took(0.0008)
-    assert stats.usual == 0.0001, "one that is slow counts an eighth"
-    assert stats.longest == 0.001
+    stats.usual_s = 0.0
+    stats.record_duration(0.0008)
+    assert stats.usual_s == 0.0001, "one that is slow counts an eighth"
+    assert stats.longest_s == 0.001
     assert stats.median() == 0.0002

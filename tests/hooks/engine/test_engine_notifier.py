@@ -209,12 +209,12 @@ def test_a_hook_gets_the_state_that_is_known_before_it_is_in_use(setup: Any) -> 
     async def scenario() -> None:
         handlers: dict[str, Any] = {"synchronize": reported.append}
         new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
-        setup.engine.expect(new)
+        setup.engine.begin_notifying(new)
         setup.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]
         setup.use(new)
         await setup.until(lambda: reported)
         assert setup.engine.points == {"synchronize"}
-        setup.engine.expect(new)
+        setup.engine.begin_notifying(new)
         setup.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]
         await setup.until(lambda: len(reported) == 2)
         await asyncio.sleep(0.05)
@@ -263,7 +263,7 @@ def test_an_open_breaker_does_not_stop_single_notifications(setup: Any) -> None:
 def test_configuring_has_a_longer_deadline_than_an_answer(
     setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "ALONE_S", 0.2)
+    monkeypatch.setattr(engine_module, "LEAST_SETUP_S", 0.2)
 
     async def scenario() -> None:
         new = hook("10-a", setup.hang, "configure", timeout=0.01)

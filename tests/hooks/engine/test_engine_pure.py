@@ -12,7 +12,7 @@ import pytest
 
 from proxy.hooks.answers import Adjustment, Veto
 from proxy.hooks.engine import loop_interrupt as alarms
-from proxy.hooks.engine.loop_interrupt import Alarm, alarm
+from proxy.hooks.engine.loop_interrupt import Alarm, make_alarm
 from proxy.hooks.engine.slots import ANSWERS_UNTIL_FORGIVEN, MOST_INTERRUPTED
 from proxy.hooks.hook import Hook, HookFailurePolicy
 
@@ -24,7 +24,7 @@ PRE = "pre_create_container"
 
 @pytest.fixture(autouse=True)
 def _signal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(alarms, "LIMIT_S", 20.0)  # no quick hook is interrupted on a busy machine
+    monkeypatch.setattr(alarms, "CALL_LIMIT_S", 20.0)  # no quick hook is interrupted on a busy machine
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -86,7 +86,7 @@ def spin_and_catch_once() -> None:
 def test_a_slow_pure_hook_is_interrupted_and_repeated_in_a_thread(
     setup: Any, stay: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
+    monkeypatch.setattr(alarms, "CALL_LIMIT_S", 0.02)
     threads: list[str] = []
 
     def hang_on_loop(event: Any) -> Adjustment:
@@ -126,7 +126,7 @@ def test_a_pure_hook_returns_to_the_loop_when_it_has_been_quick_for_long(
         nonlocal delayed
         delayed = True
         with monkeypatch.context() as short:
-            short.setattr(alarms, "LIMIT_S", 0.02)
+            short.setattr(alarms, "CALL_LIMIT_S", 0.02)
             for _ in range(times):
                 outcome = await setup.call()
                 assert outcome.adjustment.envs["ON"] != threading.main_thread().name
@@ -153,7 +153,7 @@ def test_a_pure_hook_returns_to_the_loop_when_it_has_been_quick_for_long(
 def test_a_hanging_pure_hook_delays_a_call_by_its_deadline_only(
     setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
+    monkeypatch.setattr(alarms, "CALL_LIMIT_S", 0.02)
 
     def hangs(event: Any) -> None:
         setup.gate.wait(60)
@@ -202,16 +202,16 @@ def test_three_failures_of_a_pure_hook_open_the_breaker(setup: Any) -> None:
 
 def test_there_is_no_alarm_if_the_signal_is_in_use_or_on_other_threads() -> None:
     found: list[object] = []
-    thread = threading.Thread(target=lambda: found.append(alarm()))
+    thread = threading.Thread(target=lambda: found.append(make_alarm()))
     thread.start()
     thread.join()
     assert found == [None]
     signal.signal(signal.SIGALRM, lambda *_: None)
-    assert alarm() is None
+    assert make_alarm() is None
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    one = alarm()
+    one = make_alarm()
     assert isinstance(one, Alarm)
-    assert alarm() is None, "an alarm is in use"
+    assert make_alarm() is None, "an alarm is in use"
     one.close()
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
@@ -224,18 +224,18 @@ def test_an_alarm_passes_results_and_errors_and_is_off_afterwards(
     assert not one.interrupted
     with pytest.raises(ZeroDivisionError):
         one.call(divmod, 7, 0)
-    monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
+    monkeypatch.setattr(alarms, "CALL_LIMIT_S", 0.02)
     assert one.call(sleep) is None
     assert one.interrupted
     time.sleep(0.1)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     signal.raise_signal(signal.SIGALRM)  # outside of a hook nothing is interrupted
-    monkeypatch.setattr(alarms, "LIMIT_S", 20.0)
+    monkeypatch.setattr(alarms, "CALL_LIMIT_S", 20.0)
     assert one.call(divmod, 7, 2) == (3, 1)
 
 
 def test_a_hook_that_catches_the_first_alarm_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
+    monkeypatch.setattr(alarms, "CALL_LIMIT_S", 0.02)
     one = Alarm()
     assert one.call(spin_and_catch_once) is None
     assert one.interrupted

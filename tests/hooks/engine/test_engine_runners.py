@@ -115,7 +115,7 @@ def spin() -> None:
 
 
 def test_an_abandoned_call_is_interrupted_and_ends(runners: Runners) -> None:
-    work = Work(spin, JobResult.LOST)
+    work = Work(spin, JobResult.ABANDONED)
     runners.start(work)
     wait_until(lambda: work.runner is not None and work.runner.ident)
     assert work.runner is not None
@@ -142,7 +142,7 @@ def test_code_that_may_hold_shared_locks_is_not_interrupted(runners: Runners, mo
     exec(source, space)
     over = threading.Event()
     # The innermost frame is harmless; the one below it is not.
-    work = Work(lambda: space["hold"](over.is_set, lambda: sum(range(50))), JobResult.LOST)
+    work = Work(lambda: space["hold"](over.is_set, lambda: sum(range(50))), JobResult.ABANDONED)
     runners.start(work)
     wait_until(lambda: work.runner is not None and work.runner.ident)
     assert work.runner is not None
