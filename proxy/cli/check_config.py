@@ -123,9 +123,9 @@ def _hooks(config: Config) -> Iterator[str]:
     """List the hook files, and their problems that can be found without running them."""
     from proxy.cli.hooks.file_commands import shipped
     from proxy.config.nested_values import meant
-    from proxy.hooks.loader.directories import survey
+    from proxy.hooks.loader.directories import scan_directories
 
-    hook_files = survey(config.hooks)
+    hook_files = scan_directories(config.hooks)
     if hook_files.candidates:
         names = ", ".join(hook_files.candidates)
         yield f"hooks: {names} (topoproxy hooks list shows whether they are valid)"
@@ -147,7 +147,7 @@ def _server_distrust(candidate: Candidate, hooks: HooksConfig) -> str:
     from proxy.hooks.loader.safe_read import read_stable
     from proxy.hooks.remote.servers import socket_distrust
 
-    if not candidate.server or candidate.null:
+    if not candidate.server or candidate.is_null_link:
         return ""
     try:
         return socket_distrust(candidate.path, read_stable(candidate.path, "hook server").data, hooks)

@@ -46,7 +46,7 @@ from proxy.doctor.facts import (
     SocketFacts,
     StateFacts,
 )
-from proxy.hooks.loader.directories import Candidate, survey
+from proxy.hooks.loader.directories import Candidate, scan_directories
 from proxy.hooks.loader.examination import static_error
 from proxy.model.errors import (
     CgroupError,
@@ -169,7 +169,7 @@ def _exposed(config: Config) -> tuple[str, ...]:
 
 
 def _hooks(config: Config) -> tuple[str, ...]:
-    hook_files = survey(config.hooks)
+    hook_files = scan_directories(config.hooks)
     problems = [f"{c.path}: {why}" for c in hook_files.candidates.values() if (why := _hook_problem(c))]
     return (*problems, *hook_files.ignored_files)
 
@@ -178,7 +178,7 @@ def _hook_problem(candidate: Candidate) -> str:
     """Return why a hook file cannot be used; empty if its owner, mode and text show no reason."""
     if known := candidate.distrust or candidate.cause:
         return known
-    if candidate.null or candidate.server:
+    if candidate.is_null_link or candidate.server:
         return ""
     try:
         data = read_small(str(candidate.path))[0]

@@ -27,8 +27,14 @@ from proxy.config.nested_values import meant
 from proxy.executor.background import Worker
 from proxy.hooks.events import Configure, Point, Shutdown, Synchronize
 from proxy.hooks.hook import Hook
-from proxy.hooks.loader.directories import Candidate, HookFileEntry, State, Survey, survey
-from proxy.hooks.loader.loading import LOAD_S
+from proxy.hooks.loader.directories import (
+    Candidate,
+    HookFileEntry,
+    HookFileScan,
+    HookFileState,
+    scan_directories,
+)
+from proxy.hooks.loader.loading import LOAD_TIMEOUT_S
 from proxy.hooks.loader.safe_read import FileBeingWrittenError, UntrustedError
 from proxy.hooks.loader.versions import CrashingHookError, CrashMarks, Version, VersionBuilder
 from proxy.model.backoff import Backoff
@@ -37,14 +43,14 @@ from proxy.telemetry.port import Report, silent
 
 POLL_S: Final = 0.4
 """Seconds between two scans, so that a changed file is in use within a second."""
-SOON_S: Final = 0.1
+SHORT_POLL_S: Final = 0.1
 CPU_SHARE: Final = 0.05
 """The largest share of one CPU that scans take; with thousands of files scans are less frequent."""
 RETRY_DELAYS = Backoff(5.0, 300.0)
 """Seconds before a file that has failed is tried again."""
 REPORT_AFTER_S: Final = 2.0
 """After this time a file that is still being written is reported."""
-END_S: Final = 2.0
+STOP_TIMEOUT_S: Final = 2.0
 _THREADS: Final = 4
 _CANNOT_LOAD: Final = "cannot load a hook"
 _CANNOT_REPLACE: Final = "cannot load a hook: its last version stays in use"
@@ -89,7 +95,7 @@ class Handover:
                 new.loaded.unload()
                 raise HookError(f"cannot configure hook {hook.source}: {error}")
         if Synchronize.NAME in hook.handlers:
-            event = self._everything()
+            event = self._synchronize_event()
             if event is None:
                 self._engine.begin_notifying(hook)  # the state may be known before the hook is in use
             elif (error := await self._engine.notify_one(hook, event)) is not None:
@@ -112,7 +118,7 @@ class Handover:
         finally:
             old.loaded.unload()
 
-    def _everything(self) -> Synchronize | None:
+    def _synchronize_event(self) -> Synchronize | None:
         try:
             return self._synchronize()
         except Exception as error:  # noqa: BLE001 - a hook without the state is better than no hook
@@ -121,15 +127,15 @@ class Handover:
 
 
 @dataclass(slots=True)
-class _Known:
-    """The state of a file at the last scan; ``again``: the time at which the file is tried again."""
+class _FileRecord:
+    """The state of a file at the last scan; ``retry_at``: the time at which the file is tried again."""
 
     candidate: Candidate
     config: HooksConfig
-    state: State = State.WAITING
+    state: HookFileState = HookFileState.WAITING
     error: str = ""
     changing_since: float | None = None
-    again: float | None = None
+    retry_at: float | None = None
     failures: int = 0
 
 
@@ -152,7 +158,7 @@ class HookRegistry:
         Args:
             config: The directories and settings.
             engine: The engine that calls hooks.
-            synchronize: Returns the whole state, or None as long as the state is not known.
+            synchronize: Returns the whole state, or None as long as the state is not record.
             report_problem: Called with a message about a failure.
             report_success: Called with a message about a success.
             report_resolved: Called with the message and keys of a reported failure that is over.
@@ -168,14 +174,14 @@ class HookRegistry:
         self._clock = clock
         self._worker = Worker("hooks", lambda error: report_problem("cannot load hooks", err=error), _THREADS)
         self._marks = CrashMarks(marks)
-        self._maker = VersionBuilder(config, self._worker, report_problem, self._marks)
+        self._builder = VersionBuilder(config, self._worker, report_problem, self._marks)
         self._handover = Handover(engine, synchronize, report_problem)
-        self._scanning = asyncio.Lock()
-        self._suspects = asyncio.Lock()
+        self._scan_lock = asyncio.Lock()
+        self._suspect_lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._in_use: dict[str, Version] = {}
-        self._known: dict[str, _Known] = {}
-        self._busy: dict[str, asyncio.Task[None]] = {}
+        self._records: dict[str, _FileRecord] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._masked: list[tuple[Candidate, Path]] = []
         self._cpu_seconds = 0.0
         self._reported: set[tuple[str, str | None, str]] = set()  # message, hook, reason
@@ -183,16 +189,16 @@ class HookRegistry:
     @property
     def entries(self) -> list[HookFileEntry]:
         """The state of each file, by name; files that are masked by another one come last."""
-        entries = [self._entry(name, known) for name, known in self._known.items()]
+        entries = [self._entry(name, record) for name, record in self._records.items()]
         entries += [
-            HookFileEntry(c.name, str(c.path), State.MASKED, f"{by} is used instead", server=c.server)
+            HookFileEntry(c.name, str(c.path), HookFileState.MASKED, f"{by} is used instead", server=c.server)
             for c, by in self._masked
         ]
-        return sorted(entries, key=lambda entry: (entry.name, entry.state is State.MASKED))
+        return sorted(entries, key=lambda entry: (entry.name, entry.state is HookFileState.MASKED))
 
     def reconfigure(self, config: HooksConfig) -> None:
         """Use other directories and settings: affected hooks are loaded again, like changed files."""
-        self._config = self._maker.config = config
+        self._config = self._builder.config = config
         self._reported.clear()
         self._wake.set()
 
@@ -203,15 +209,15 @@ class HookRegistry:
                 await self._scan()
             except Exception as error:  # noqa: BLE001 - hooks that are in use continue
                 self._report_problem("cannot look for hooks", err=error)
-            changing = any(known.changing_since is not None for known in self._known.values())
-            pause = max(SOON_S if changing else POLL_S, self._cpu_seconds / CPU_SHARE)
+            changing = any(record.changing_since is not None for record in self._records.values())
+            pause = max(SHORT_POLL_S if changing else POLL_S, self._cpu_seconds / CPU_SHARE)
             # Not wait_for: in Python 3.11 it loses a cancellation that comes as the event is set.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
             self._wake.clear()
 
-    async def scan_once(self, timeout: float = 2 * LOAD_S) -> None:
+    async def scan_once(self, timeout: float = 2 * LOAD_TIMEOUT_S) -> None:
         """Scan, and wait until changed files are in use or have failed.
 
         It waits for a file that was just written, but not for a file that is written continuously.
@@ -222,121 +228,123 @@ class HookRegistry:
         until = self._clock() + timeout
         while True:
             await self._scan()
-            if self._busy:
-                await asyncio.wait(set(self._busy.values()), timeout=max(until - self._clock(), 0.0))
-            fresh = any(k.changing_since is not None and not k.error for k in self._known.values())
-            if not fresh or self._clock() + SOON_S > until:
+            if self._tasks:
+                await asyncio.wait(set(self._tasks.values()), timeout=max(until - self._clock(), 0.0))
+            fresh = any(k.changing_since is not None and not k.error for k in self._records.values())
+            if not fresh or self._clock() + SHORT_POLL_S > until:
                 return
-            await asyncio.sleep(SOON_S)
+            await asyncio.sleep(SHORT_POLL_S)
 
     async def close(self) -> None:
         """Shut all hooks down and stop scanning."""
-        if self._busy:
-            names = {task: name for name, task in self._busy.items()}
-            _, late = await asyncio.wait(set(names), timeout=END_S)
+        if self._tasks:
+            names = {task: name for name, task in self._tasks.items()}
+            _, late = await asyncio.wait(set(names), timeout=STOP_TIMEOUT_S)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-            await self._end_marks([names[task] for task in late])
+            await self._remove_marks([names[task] for task in late])
         ending, self._in_use = self._in_use, {}
-        self._known.clear()
+        self._records.clear()
         self._engine.use([])
         await asyncio.gather(*(self._handover.shut_down(old, "stop") for old in ending.values()))
         await asyncio.to_thread(self._worker.close)
 
-    async def _end_marks(self, names: list[str]) -> None:
+    async def _remove_marks(self, names: list[str]) -> None:
         """Remove the marks of files whose loading a stop interrupts, because the daemon has not crashed."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
                 for name in names:
-                    await self._worker.run(self._marks.end, name)
+                    await self._worker.run(self._marks.remove, name)
 
     async def _scan(self) -> None:
-        async with self._scanning:
-            found = await self._worker.run(survey, self._config)
+        async with self._scan_lock:
+            found = await self._worker.run(scan_directories, self._config)
             began = time.thread_time()
             self._masked = found.masked
             for sentence in found.ignored_files:
                 self._report_once("ignored a file", None, sentence)
             for name, candidate in found.candidates.items():
-                known = self._known.get(name)
-                if name not in self._busy and (
-                    known is None
-                    or known.changing_since is not None
-                    or known.candidate.signature != candidate.signature
-                    or known.config is not self._config
-                    or (known.again is not None and known.again <= self._clock())
+                record = self._records.get(name)
+                if name not in self._tasks and (
+                    record is None
+                    or record.changing_since is not None
+                    or record.candidate.signature != candidate.signature
+                    or record.config is not self._config
+                    or (record.retry_at is not None and record.retry_at <= self._clock())
                 ):
-                    self._start_task(name, self._bring_in_turn(name, candidate))
-            for name, known in list(self._known.items()):
-                removed = name not in found.candidates and known.candidate.path.parent not in found.unreadable
-                if removed and name not in self._busy:
+                    self._start_task(name, self._load_and_use_in_turn(name, candidate))
+            for name, record in list(self._records.items()):
+                removed = (
+                    name not in found.candidates and record.candidate.path.parent not in found.unreadable
+                )
+                if removed and name not in self._tasks:
                     self._start_task(name, self._forget(name))
             self._check_settings(found)
             self._cpu_seconds = found.cpu_seconds + time.thread_time() - began
 
     def _start_task(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name=f"hook {name}")
-        self._busy[name] = task
-        task.add_done_callback(lambda done: self._done(name, done))
+        self._tasks[name] = task
+        task.add_done_callback(lambda done: self._on_task_end(name, done))
 
-    def _done(self, name: str, task: asyncio.Task[None]) -> None:
-        self._busy.pop(name, None)
+    def _on_task_end(self, name: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(name, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._report_problem("cannot use a hook", hook=name, err=error)
-        known = self._known.get(name)
-        if known is None or known.changing_since is None:
+        record = self._records.get(name)
+        if record is None or record.changing_since is None:
             self._wake.set()  # the file may have changed during the load
 
-    async def _bring_in_turn(self, name: str, candidate: Candidate) -> None:
+    async def _load_and_use_in_turn(self, name: str, candidate: Candidate) -> None:
         """Load a file: in parallel with others, or alone if the file may have ended the daemon before."""
-        if await self._worker.run(self._marks.suspected, name):
-            async with self._suspects:
-                await self._bring(name, candidate)
+        if await self._worker.run(self._marks.is_suspected, name):
+            async with self._suspect_lock:
+                await self._load_and_use(name, candidate)
         else:
-            await self._bring(name, candidate)
+            await self._load_and_use(name, candidate)
 
-    async def _bring(self, name: str, candidate: Candidate) -> None:
-        """Load the present content of a file, and bring the hook into use."""
-        before = self._known.get(name)
-        state = before.state if before else State.WAITING
-        known = self._known[name] = _Known(candidate, self._config, state)
-        old, passing = self._in_use.get(name), False
+    async def _load_and_use(self, name: str, candidate: Candidate) -> None:
+        """Load the present content of a file, and use it."""
+        before = self._records.get(name)
+        state = before.state if before else HookFileState.WAITING
+        record = self._records[name] = _FileRecord(candidate, self._config, state)
+        old, is_loaded = self._in_use.get(name), False
         try:
-            new = await self._maker.make(name, candidate, old)
-            passing = True
+            new = await self._builder.build(name, candidate, old)
+            is_loaded = True
             if new is not None and new is not old:
                 await self._handover.configure(new)
-                await self._worker.run(self._marks.end, name)
+                await self._worker.run(self._marks.remove, name)
         except FileBeingWrittenError as error:
-            self._postpone(known, before, error)
+            self._postpone(record, before, error)
         except HookError as error:
-            self._refuse(known, error, old)
-            if passing or isinstance(error.__cause__, OSError):
-                self._retry_later(known, before)
+            self._refuse(record, error, old)
+            if is_loaded or isinstance(error.__cause__, OSError):
+                self._retry_later(record, before)
         except Exception as error:  # noqa: BLE001 - other hooks, and the former version of this one, continue
             cause = f"{type(error).__name__}: {error}"
-            self._refuse(known, HookError(f"cannot bring hook {candidate.path} into use: {cause}"), old)
-            self._retry_later(known, before)
+            self._refuse(record, HookError(f"cannot bring hook {candidate.path} into use: {cause}"), old)
+            self._retry_later(record, before)
         else:
-            known.state, known.error = State.DISABLED if new is None else State.RUNNING, ""
+            record.state, record.error = HookFileState.DISABLED if new is None else HookFileState.RUNNING, ""
             self._end_problems(name)
             if new is not old:
-                await self._replace(name, new)
+                await self._use_version(name, new)
 
     async def _forget(self, name: str) -> None:
         """Shut down a hook whose file was removed."""
-        del self._known[name]
+        del self._records[name]
         self._end_problems(name)
-        await self._replace(name, None)
+        await self._use_version(name, None)
 
     def _end_problems(self, name: str) -> None:
         """Report that a file's failures to load are over; the same failure is reported again if it recurs."""
         for message in (_CANNOT_LOAD, _CANNOT_REPLACE):
             self._report_resolved(message, hook=name)
-        self._reported = {known for known in self._reported if known[:2] != (_CANNOT_LOAD, name)}
+        self._reported = {entry for entry in self._reported if entry[:2] != (_CANNOT_LOAD, name)}
 
-    async def _replace(self, name: str, new: Version | None) -> None:
+    async def _use_version(self, name: str, new: Version | None) -> None:
         """Use another version of a hook, or none, and shut the previous version down."""
         old = self._in_use.pop(name, None)
         if new is not None:
@@ -349,52 +357,56 @@ class HookRegistry:
         if old is not None:
             await self._handover.shut_down(old, "removed" if new is None else "replaced")
 
-    def _postpone(self, known: _Known, before: _Known | None, error: FileBeingWrittenError) -> None:
+    def _postpone(
+        self, record: _FileRecord, before: _FileRecord | None, error: FileBeingWrittenError
+    ) -> None:
         """Retry later: the file is being written."""
         now = self._clock()
-        known.changing_since = (
+        record.changing_since = (
             now if before is None or before.changing_since is None else before.changing_since
         )
-        if now - known.changing_since > REPORT_AFTER_S:
-            what = "hook server" if known.candidate.server else "hook"
-            known.error = f"cannot read {what} {known.candidate.path}: {error}"
-            self._report_once(_CANNOT_LOAD, known.candidate.name, known.error)
+        if now - record.changing_since > REPORT_AFTER_S:
+            what = "hook server" if record.candidate.server else "hook"
+            record.error = f"cannot read {what} {record.candidate.path}: {error}"
+            self._report_once(_CANNOT_LOAD, record.candidate.name, record.error)
 
-    def _retry_later(self, known: _Known, before: _Known | None) -> None:
+    def _retry_later(self, record: _FileRecord, before: _FileRecord | None) -> None:
         """Retry later: the file may be valid by then."""
-        same = before is not None and before.candidate.signature == known.candidate.signature
-        known.failures = 1 + (before.failures if before is not None and same else 0)
-        known.again = self._clock() + RETRY_DELAYS.delay(known.failures)
+        same = before is not None and before.candidate.signature == record.candidate.signature
+        record.failures = 1 + (before.failures if before is not None and same else 0)
+        record.retry_at = self._clock() + RETRY_DELAYS.delay(record.failures)
 
-    def _refuse(self, known: _Known, error: HookError, old: Version | None) -> None:
+    def _refuse(self, record: _FileRecord, error: HookError, old: Version | None) -> None:
         """Record that a file cannot be used."""
-        known.error = str(error)
+        record.error = str(error)
         if not isinstance(error, CrashingHookError):
-            self._worker.start(self._marks.end, known.candidate.name)
+            self._worker.start(self._marks.remove, record.candidate.name)
         if old is not None:
-            known.state = State.OLD
-            self._report_problem(_CANNOT_REPLACE, hook=known.candidate.name, err=error)
+            record.state = HookFileState.OLD
+            self._report_problem(_CANNOT_REPLACE, hook=record.candidate.name, err=error)
             return
-        known.state = State.UNTRUSTED if isinstance(error, UntrustedError) else State.BROKEN
-        self._report_problem(_CANNOT_LOAD, hook=known.candidate.name, err=error)
+        record.state = HookFileState.UNTRUSTED if isinstance(error, UntrustedError) else HookFileState.BROKEN
+        self._report_problem(_CANNOT_LOAD, hook=record.candidate.name, err=error)
 
-    def _entry(self, name: str, known: _Known) -> HookFileEntry:
-        candidate, used = known.candidate, self._in_use.get(name)
+    def _entry(self, name: str, record: _FileRecord) -> HookFileEntry:
+        candidate, used = record.candidate, self._in_use.get(name)
         if used is None:
-            return HookFileEntry(name, str(candidate.path), known.state, known.error, server=candidate.server)
+            return HookFileEntry(
+                name, str(candidate.path), record.state, record.error, server=candidate.server
+            )
         hook = used.loaded.hook
         return HookFileEntry(
             name,
             str(candidate.path),
-            known.state,
-            known.error,
+            record.state,
+            record.error,
             tuple(sorted(hook.handlers)),
             str(hook.policy),
             hook.timeout,
             candidate.server,
         )
 
-    def _check_settings(self, found: Survey) -> None:
+    def _check_settings(self, found: HookFileScan) -> None:
         """Report settings that no hook reads."""
         if found.unreadable:
             return

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from proxy.hooks.engine.stats import HookReport
-from proxy.hooks.loader.directories import HookFileEntry, State
+from proxy.hooks.loader.directories import HookFileEntry, HookFileState
 
 NOT_CALLED: Final = frozenset({"open", "probing", "hangs"})
 """States of the engine in which a hook is not called."""
-_BROKEN: Final = frozenset({State.OLD, State.BROKEN, State.UNTRUSTED})
+_BROKEN: Final = frozenset({HookFileState.OLD, HookFileState.BROKEN, HookFileState.UNTRUSTED})
 _REPORTED_KEYS: Final = tuple(
     item.name
     for item in dataclasses.fields(HookReport)
@@ -37,7 +37,10 @@ def hooks_page(entries: Iterable[HookFileEntry], reports: Iterable[HookReport]) 
     for entry in entries:
         used = known.pop(entry.name, None) if entry.points else None
         page.append(_file(entry) | (_report(used) if used is not None else {}))
-    page += [{"state": str(State.RUNNING), "broken": False, "error": ""} | _report(r) for r in known.values()]
+    page += [
+        {"state": str(HookFileState.RUNNING), "broken": False, "error": ""} | _report(r)
+        for r in known.values()
+    ]
     return page
 
 

@@ -11,8 +11,8 @@ from proxy.backends.ledger.file_ledger import NAME, SIZE_LIMIT
 from proxy.backends.ledger.format import recover
 from proxy.config import Config, override
 from proxy.config.hooks import HooksConfig
-from proxy.hooks.loader.directories import State, survey
-from proxy.hooks.loader.examination import checked_apart
+from proxy.hooks.loader.directories import HookFileState, scan_directories
+from proxy.hooks.loader.examination import check_file_in_child
 from proxy.model.errors import TopologyError, TopoproxyError, UsageError
 from proxy.observe.json_access import as_list, as_map
 from proxy.public_interfaces import interface, settings, shipped_unit
@@ -71,16 +71,20 @@ def _broken_hooks(socket: Path, timeout: float) -> set[str]:
         rows = [as_map(row) for row in as_list(as_map(query_admin(socket, "/hooks", timeout)).get("hooks"))]
     except TopoproxyError:
         return set()
-    return {str(row.get("path")) for row in rows if row.get("state") in (State.BROKEN, State.UNTRUSTED)}
+    return {
+        str(row.get("path"))
+        for row in rows
+        if row.get("state") in (HookFileState.BROKEN, HookFileState.UNTRUSTED)
+    }
 
 
 def _unusable_hooks(config: HooksConfig) -> Iterator[tuple[str, str]]:
     """Return the hook files that cannot be used, and the reason; each is loaded in a child process."""
-    for candidate in survey(config).candidates.values():
+    for candidate in scan_directories(config).candidates.values():
         if known := candidate.distrust or candidate.cause:
             yield str(candidate.path), f"{candidate.path}: {known}"
         elif not candidate.server:
-            page = checked_apart(candidate.path, config, trusted=True)
+            page = check_file_in_child(candidate.path, config, trusted=True)
             if error := str(page["error"]):  # the error names the file
                 yield str(candidate.path), error
 

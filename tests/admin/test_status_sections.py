@@ -21,7 +21,7 @@ from proxy.admin.status_sections import (
 )
 from proxy.admin.status_text import render
 from proxy.hooks.engine.stats import HookReport
-from proxy.hooks.loader.directories import HookFileEntry, State
+from proxy.hooks.loader.directories import HookFileEntry, HookFileState
 from proxy.hooks.status_data import hooks_page
 from proxy.observe.metrics import metrics
 
@@ -86,7 +86,7 @@ def test_drift_in_an_answer_of_another_version(data: dict[str, object]) -> None:
 POINTS = ("pre_create_container",)
 
 
-def used(name: str, state: State = State.RUNNING, error: str = "") -> HookFileEntry:
+def used(name: str, state: HookFileState = HookFileState.RUNNING, error: str = "") -> HookFileEntry:
     return HookFileEntry(name, f"/h/{name}.py", state, error, POINTS, "Ignore", 0.5)
 
 
@@ -109,10 +109,12 @@ def test_a_node_without_hooks_has_no_hook_lines() -> None:
 def test_healthy_hooks_are_counted_and_other_hooks_are_named() -> None:
     entries = [
         used("10-well"),
-        used("20-old", State.OLD, "cannot load hook /h/20-old.py: SyntaxError"),
-        HookFileEntry("30-bad", "/h/30-bad.py", State.UNTRUSTED, "cannot trust hook /h/30-bad.py: chmod"),
-        HookFileEntry("40-off", "/h/40-off.py", State.DISABLED),
-        HookFileEntry("10-well", "/v/10-well.py", State.MASKED, "/h/10-well.py is used instead"),
+        used("20-old", HookFileState.OLD, "cannot load hook /h/20-old.py: SyntaxError"),
+        HookFileEntry(
+            "30-bad", "/h/30-bad.py", HookFileState.UNTRUSTED, "cannot trust hook /h/30-bad.py: chmod"
+        ),
+        HookFileEntry("40-off", "/h/40-off.py", HookFileState.DISABLED),
+        HookFileEntry("10-well", "/v/10-well.py", HookFileState.MASKED, "/h/10-well.py is used instead"),
         used("50-open"),
         used("60-failing"),
     ]
@@ -139,13 +141,13 @@ def test_healthy_hooks_are_counted_and_other_hooks_are_named() -> None:
 
 
 def test_long_lines_are_truncated_and_unknown_answers_are_skipped() -> None:
-    long = used("10-x", State.BROKEN, "e" * 300)
+    long = used("10-x", HookFileState.BROKEN, "e" * 300)
     assert max(map(len, lines_of([long], [], width=60))) == 60
     assert list(hooks({"hooks": [{"name": "\x1b", "state": "odd"}, 3]}, 80))[2:] == ["   : odd"]
 
 
 def test_hooks_that_cannot_be_called_are_reported_too() -> None:
-    bad = HookFileEntry("30-bad", "/h/30-bad.py", State.BROKEN, "why")
+    bad = HookFileEntry("30-bad", "/h/30-bad.py", HookFileState.BROKEN, "why")
     assert lines_of([bad], []) == ["", "Hooks (0)", "  30-bad: broken: why"]
 
 
@@ -160,7 +162,10 @@ def test_the_age_of_an_error_has_the_largest_unit_that_fits() -> None:
 
 
 def test_the_page_joins_files_and_reports() -> None:
-    entries = [used("10-a"), HookFileEntry("koordlet", "/s/koordlet.json", State.BROKEN, "why", server=True)]
+    entries = [
+        used("10-a"),
+        HookFileEntry("koordlet", "/s/koordlet.json", HookFileState.BROKEN, "why", server=True),
+    ]
     first, second, third = hooks_page(
         entries, [report("10-a", state="hangs", calls=2, failures={"timeout": 2}), report("late")]
     )

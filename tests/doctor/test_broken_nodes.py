@@ -412,7 +412,7 @@ def test_settings_from_the_cluster_that_the_machine_cannot_meet_are_no_fault_of_
 
 def test_a_fault_of_a_check_is_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHECKS, "clock", lambda facts: facts.nothing)
-    monkeypatch.setattr("proxy.doctor.gather.survey", lambda config: config.nothing)
+    monkeypatch.setattr("proxy.doctor.gather.scan_directories", lambda config: config.nothing)
     found = examined(lambda node: None)
     assert set(found) == {"clock", "hook-files"}
     assert found["clock"][0] == "fail"

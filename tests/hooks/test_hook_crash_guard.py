@@ -35,7 +35,7 @@ def test_a_successful_or_failed_load_resets_the_count(tmp_path: Path) -> None:
     trials = CrashMarks(tmp_path / "marks")
     for _ in range(5):
         trials.mark("50-x", FILE, b"one")
-        trials.end("50-x")
+        trials.remove("50-x")
     assert list((tmp_path / "marks").iterdir()) == []
 
 
@@ -44,7 +44,7 @@ def test_marks_that_cannot_be_written_or_read_are_ignored(tmp_path: Path) -> Non
     for directory in (None, tmp_path / "file", tmp_path / "no" / "such"):
         for _ in range(4):
             CrashMarks(directory).mark("50-x", FILE, b"one")
-        CrashMarks(directory).end("50-x")
+        CrashMarks(directory).remove("50-x")
     (tmp_path / "50-x").write_bytes(b"\xff garbage")
     CrashMarks(tmp_path).mark("50-x", FILE, b"one")
     assert (tmp_path / "50-x").read_text().endswith(" 1")
@@ -102,7 +102,7 @@ def test_the_third_start_is_without_the_file_and_with_the_others(tmp_path: Path,
 def test_a_stop_while_a_file_is_brought_into_use_is_no_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.hooks.registry.END_S", 0.2)
+    monkeypatch.setattr("proxy.hooks.registry.STOP_TIMEOUT_S", 0.2)
     hooks, marks = tmp_path / "hooks.d", tmp_path / "marks"
     hooks.mkdir(mode=0o755)
     slow = "API_VERSION = 1\n\n\ndef configure(event):\n    __import__('time').sleep(1)\n"

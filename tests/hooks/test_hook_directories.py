@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config.hooks import HooksConfig
-from proxy.hooks.loader.directories import Survey, survey
+from proxy.hooks.loader.directories import HookFileScan, scan_directories
 
 
 class HookDirectories:
@@ -26,11 +26,11 @@ class HookDirectories:
             parent.mkdir(mode=0o755)
         return self
 
-    def look(self) -> Survey:
-        return survey(self.config)
+    def scan(self) -> HookFileScan:
+        return scan_directories(self.config)
 
     def taken(self) -> dict[str, str]:
-        return {name: str(c.path.parent.name) for name, c in self.look().candidates.items()}
+        return {name: str(c.path.parent.name) for name, c in self.scan().candidates.items()}
 
 
 @pytest.fixture
@@ -40,16 +40,18 @@ def dirs(tmp_path: Path) -> HookDirectories:
 
 def test_absent_directories_are_no_error(tmp_path: Path) -> None:
     dirs = HookDirectories(tmp_path)
-    assert dirs.look() == Survey()
+    assert dirs.scan() == HookFileScan()
     (tmp_path / "etc").write_text("not a directory")
-    assert dirs.look() == Survey(ignored_files=[f"cannot look for hooks in {dirs.etc}: Not a directory"])
+    assert dirs.scan() == HookFileScan(
+        ignored_files=[f"cannot look for hooks in {dirs.etc}: Not a directory"]
+    )
 
 
 def test_a_directory_that_is_a_file_is_reported(dirs: HookDirectories) -> None:
     dirs.usr.rmdir()
     dirs.usr.touch()
     (dirs.etc / "10-a.py").touch()
-    found = dirs.look()
+    found = dirs.scan()
     assert found.ignored_files == [f"cannot look for hooks in {dirs.usr}: Not a directory"]
     assert (list(found.candidates), found.unreadable) == (["10-a"], set())
 
@@ -59,7 +61,7 @@ def test_hooks_and_servers_are_in_the_order_of_their_names(dirs: HookDirectories
         path.touch()
     (dirs.servers / "koordlet.json").touch()
     (dirs.servers / "20-mjson").touch()
-    found = dirs.look()
+    found = dirs.scan()
     assert list(found.candidates) == ["05-z", "10-a9-c", "20-m", "50-b", "koordlet"]
     assert [c.server for c in found.candidates.values()] == [False, False, True, False, True]
     assert (found.masked, found.ignored_files) == ([], [])
@@ -69,14 +71,14 @@ def test_a_file_of_the_first_directory_masks_one_with_the_same_name(dirs: HookDi
     (dirs.etc / "10-a.py").touch()
     (dirs.usr / "10-a.py").touch()
     (dirs.usr / "20-b.py").touch()
-    found = dirs.look()
+    found = dirs.scan()
     assert dirs.taken() == {"10-a": "etc", "20-b": "usr"}
     assert [(c.path, by) for c, by in found.masked] == [(dirs.usr / "10-a.py", dirs.etc / "10-a.py")]
     (dirs.etc / "20-b.py").symlink_to("nowhere")
     (dirs.etc / "30-c.py").mkdir()
     (dirs.usr / "30-c.py").touch()
     assert dirs.taken() == {"10-a": "etc", "20-b": "etc", "30-c": "usr"}
-    assert dirs.look().candidates["20-b"].cause == "it is a link to nowhere, and nothing is there"
+    assert dirs.scan().candidates["20-b"].cause == "it is a link to nowhere, and nothing is there"
 
 
 def test_files_in_a_directory_that_others_can_write_mask_nothing(dirs: HookDirectories) -> None:
@@ -84,7 +86,7 @@ def test_files_in_a_directory_that_others_can_write_mask_nothing(dirs: HookDirec
     (dirs.etc / "20-b.py").touch()
     (dirs.usr / "10-a.py").touch()
     dirs.etc.chmod(0o777)
-    found = dirs.look()
+    found = dirs.scan()
     assert dirs.taken() == {"10-a": "usr", "20-b": "etc"}
     assert found.candidates["10-a"].distrust == ""
     assert f"the directory {dirs.etc} can be written" in found.candidates["20-b"].distrust
@@ -96,12 +98,12 @@ def test_a_link_to_dev_null_is_distinguished_from_other_links(dirs: HookDirector
     (dirs.etc / "20-b.py").symlink_to("/dev/zero")
     (dirs.usr / "30-c.py").touch()
     (dirs.etc / "30-c.py").symlink_to(dirs.usr / "30-c.py")
-    found = dirs.look().candidates
-    assert {name: c.null for name, c in found.items()} == {"10-a": True, "30-c": False}
+    found = dirs.scan().candidates
+    assert {name: c.is_null_link for name, c in found.items()} == {"10-a": True, "30-c": False}
 
 
 def test_a_scan_measures_its_cpu_time(dirs: HookDirectories) -> None:
-    assert dirs.look().cpu_seconds > 0
+    assert dirs.scan().cpu_seconds > 0
 
 
 def test_files_that_are_not_hooks_are_ignored(dirs: HookDirectories) -> None:
@@ -114,7 +116,7 @@ def test_files_that_are_not_hooks_are_ignored(dirs: HookDirectories) -> None:
     listening.close()
     (dirs.servers / "x.json").mkdir()
     (dirs.servers / "x.json.tmp").touch()
-    assert dirs.look() == Survey()
+    assert dirs.scan() == HookFileScan()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_files_that_are_not_hooks_are_ignored(dirs: HookDirectories) -> None:
 )
 def test_files_that_may_be_meant_as_hooks_are_reported(dirs: HookDirectories, name: str) -> None:
     (dirs.etc / name).touch()
-    found = dirs.look()
+    found = dirs.scan()
     assert not found.candidates
     reason = 'it is not named NN-name.py (two digits, "-", then characters a-z, 0-9 and "-")'
     assert found.ignored_files == [f"hook file {dirs.etc}/{name} is not used: {reason}"]
@@ -132,7 +134,7 @@ def test_a_name_that_is_not_utf_8_is_reported(dirs: HookDirectories) -> None:
     for directory, name in ((dirs.servers, b"a\xff.json"), (dirs.etc, b"a\xff.py")):
         Path(os.fsdecode(os.fsencode(directory) + b"/" + name)).touch()
     (dirs.servers / "é.json").touch()
-    found = dirs.look()
+    found = dirs.scan()
     assert list(found.candidates) == ["é"]
     assert [line.partition(" (")[0] for line in found.ignored_files] == [
         rf"hook file {dirs.etc}/a\udcff.py is not used: it is not named NN-name.py",
@@ -143,7 +145,7 @@ def test_a_name_that_is_not_utf_8_is_reported(dirs: HookDirectories) -> None:
 def test_a_server_with_the_name_of_another_hook_is_reported(dirs: HookDirectories) -> None:
     (dirs.etc / "10-a.py").touch()
     (dirs.servers / "10-a.json").touch()
-    found = dirs.look()
+    found = dirs.scan()
     assert dirs.taken() == {"10-a": "etc"}
     path = dirs.servers / "10-a.json"
     assert found.ignored_files == [
@@ -155,13 +157,13 @@ def test_every_change_of_a_file_changes_its_signature(dirs: HookDirectories) -> 
     file = dirs.etc / "10-a.py"
     target = dirs.usr / "target"
     file.write_text("a")
-    signatures = [dirs.look().candidates["10-a"].signature]
+    signatures = [dirs.scan().candidates["10-a"].signature]
 
     def changed() -> bool:
-        signatures.append(dirs.look().candidates["10-a"].signature)
+        signatures.append(dirs.scan().candidates["10-a"].signature)
         return signatures[-1] not in signatures[:-1] and hash(signatures[-1]) is not None
 
-    assert dirs.look().candidates["10-a"].signature == signatures[0]
+    assert dirs.scan().candidates["10-a"].signature == signatures[0]
     file.write_text("ab")
     assert changed()
     os.utime(file, ns=(1, 1))
@@ -194,7 +196,7 @@ def test_a_directory_that_cannot_be_read_is_reported_and_remembered(
         return listed(path)
 
     monkeypatch.setattr("proxy.hooks.loader.directories.os.listdir", refuse)
-    found = dirs.look()
+    found = dirs.scan()
     assert list(found.candidates) == ["20-b"]
     assert found.unreadable == {dirs.etc}
     assert found.ignored_files == [f"cannot look for hooks in {dirs.etc}: Permission denied"]
@@ -206,13 +208,13 @@ def test_directories_are_not_read_if_hooks_are_disabled(dirs: HookDirectories) -
     off = HooksConfig(
         enabled=False, directory=dirs.etc, vendor_directory=dirs.usr, server_directory=dirs.servers
     )
-    assert survey(off) == Survey()
+    assert scan_directories(off) == HookFileScan()
     without = HooksConfig(directory=dirs.usr, vendor_directory=dirs.usr, server_directory=None)
-    assert survey(without) == Survey()
+    assert scan_directories(without) == HookFileScan()
 
 
 def test_one_directory_given_twice_masks_nothing(dirs: HookDirectories) -> None:
     (dirs.etc / "10-a.py").touch()
     config = HooksConfig(directory=dirs.etc, vendor_directory=dirs.etc, server_directory=None)
-    assert list(survey(config).candidates) == ["10-a"]
-    assert survey(config).masked == []
+    assert list(scan_directories(config).candidates) == ["10-a"]
+    assert scan_directories(config).masked == []

@@ -16,7 +16,7 @@ import pytest
 from proxy.config import parse
 from proxy.config.hooks import HooksConfig
 from proxy.hooks.hook import HookFailurePolicy
-from proxy.hooks.loader.loading import LoadAttempt, Loaded, describe, load, load_file
+from proxy.hooks.loader.loading import LoadAttempt, Loaded, describe_error, load, load_file
 from proxy.model.errors import HookError
 
 HEAD = "API_VERSION = 1\n"
@@ -282,4 +282,4 @@ class SilentError(Exception):
     ],
 )
 def test_an_exception_is_reported_in_one_line(exception: Exception, error: str) -> None:
-    assert describe(exception, "/x").replace("FileNotFoundError", "OSError") == error
+    assert describe_error(exception, "/x").replace("FileNotFoundError", "OSError") == error

@@ -22,9 +22,9 @@ from proxy.hooks import registry
 from proxy.hooks.events import Point, PostRunPodSandbox, Synchronize
 from proxy.hooks.facts import PodFacts, Pools
 from proxy.hooks.hook import Hook
-from proxy.hooks.loader.directories import HookFileEntry, State, Survey, survey
+from proxy.hooks.loader.directories import HookFileEntry, HookFileScan, HookFileState, scan_directories
 from proxy.hooks.loader.safe_read import SETTLED_S
-from proxy.hooks.registry import SOON_S, HookRegistry
+from proxy.hooks.registry import SHORT_POLL_S, HookRegistry
 from proxy.model.backoff import Backoff
 from proxy.model.machine import Machine
 from tests.testkit.captured_log import reasons, report
@@ -206,7 +206,7 @@ def test_hooks_are_used_in_the_order_of_their_names(setup: Setup) -> None:
         setup.write("10-d.py", hook("masked"), setup.usr)
         await setup.scan_settled()
         assert setup.engine.answers() == ["05", "10", "50"]
-        masked = [entry for entry in setup.library.entries if entry.state is State.MASKED]
+        masked = [entry for entry in setup.library.entries if entry.state is HookFileState.MASKED]
         assert [(e.name, e.path, e.error) for e in masked] == [
             ("10-d", f"{setup.usr}/10-d.py", f"{setup.etc}/10-d.py is used instead")
         ]
@@ -305,7 +305,9 @@ def test_a_broken_version_keeps_the_previous_one_until_it_is_fixed(
         await setup.scan_settled()
         other = message.format(setup.etc / "20-b.py")
         assert setup.engine.answers() == ["one"]
-        assert setup.entry("20-b") == HookFileEntry("20-b", f"{setup.etc}/20-b.py", State.BROKEN, other)
+        assert setup.entry("20-b") == HookFileEntry(
+            "20-b", f"{setup.etc}/20-b.py", HookFileState.BROKEN, other
+        )
         assert setup.reported == [other]
         setup.reported.clear()
         setup.write("10-a.py", text)
@@ -313,13 +315,13 @@ def test_a_broken_version_keeps_the_previous_one_until_it_is_fixed(
             await setup.scan_settled()
         assert setup.engine.answers() == ["one"]
         entry = setup.entry("10-a")
-        assert (entry.state, entry.error) == (State.OLD, message.format(path))
+        assert (entry.state, entry.error) == (HookFileState.OLD, message.format(path))
         assert (entry.points, entry.policy, entry.timeout) == (("post_run_pod_sandbox",), "Ignore", 0.5)
         assert setup.reported == [message.format(path)]
         setup.write("10-a.py", hook("two"))
         await setup.scan_settled()
         assert setup.engine.answers() == ["two"]
-        assert (setup.entry("10-a").state, setup.entry("10-a").error) == (State.RUNNING, "")
+        assert (setup.entry("10-a").state, setup.entry("10-a").error) == (HookFileState.RUNNING, "")
         await setup.library.close()
 
     play(scenario)
@@ -334,10 +336,10 @@ def test_a_restored_version_continues_without_a_reload(setup: Setup) -> None:
         message = f"can be written by its group and others (mode 0666): chmod go-w {path}"
         lack = f"cannot trust hook {path}: {path} {message}"
         assert setup.reported == [lack]
-        assert (setup.entry("10-a").state, setup.entry("10-a").error) == (State.OLD, lack)
+        assert (setup.entry("10-a").state, setup.entry("10-a").error) == (HookFileState.OLD, lack)
         path.chmod(0o644)
         await setup.scan_settled()
-        assert (setup.entry("10-a").state, setup.entry("10-a").error) == (State.RUNNING, "")
+        assert (setup.entry("10-a").state, setup.entry("10-a").error) == (HookFileState.RUNNING, "")
         assert setup.engine.record == ["configure 10-a (one)", "use one"]
         await setup.library.close()
 
@@ -459,7 +461,7 @@ def test_a_file_that_is_written_slowly_a_second_time_is_reported_again(
 
 
 def test_a_file_that_hangs_does_not_block_other_files(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.hooks.loader.versions.LOAD_S", 2.0)
+    monkeypatch.setattr("proxy.hooks.loader.versions.LOAD_TIMEOUT_S", 2.0)
 
     async def scenario() -> None:
         path = setup.write("10-a.py", "import time\nwhile True: time.sleep(0.01)\n")
@@ -516,7 +518,7 @@ def test_temporary_failures_are_retried_with_backoff(
             setup.now += 1
             before = len(setup.reported)
             await setup.library.scan_once(0)
-            while setup.library._busy:
+            while setup.library._tasks:
                 await asyncio.sleep(0.005)
             if len(setup.reported) > before:
                 tried.append((setup.now, len(setup.reported) - before))
@@ -580,14 +582,14 @@ def test_a_file_that_is_being_written_is_checked_at_intervals(
 
     def watched(config: HooksConfig) -> Any:
         scans.append(time.monotonic())
-        return survey(config)
+        return scan_directories(config)
 
     async def scenario() -> None:
-        monkeypatch.setattr("proxy.hooks.registry.survey", watched)
+        monkeypatch.setattr("proxy.hooks.registry.scan_directories", watched)
         with setup.write("10-a.py", hook("a")).open("a"):
             async with running(setup):
                 await setup.until(lambda: len(scans) > 4)
-                assert min(b - a for a, b in pairwise(scans)) > SOON_S / 2
+                assert min(b - a for a, b in pairwise(scans)) > SHORT_POLL_S / 2
 
     play(scenario)
 
@@ -638,7 +640,7 @@ def test_servers_are_added_and_an_invalid_file_affects_no_other(setup: Setup, te
         assert setup.engine.names() == ["10-a", "koordlet"]
         entry = setup.entry("koordlet")
         assert (entry.state, entry.server, "pre_create_container" in entry.points) == (
-            State.RUNNING,
+            HookFileState.RUNNING,
             True,
             True,
         )
@@ -704,8 +706,8 @@ def test_an_internal_error_does_not_affect_other_hooks(setup: Setup, monkeypatch
         assert setup.engine.answers() == ["a"]
         cause = "ZeroDivisionError: division by zero"
         assert setup.reported == [f"cannot bring hook {path} into use: {cause}"]
-        assert setup.library._known["10-a"].again is not None, "it is tried again"
-        monkeypatch.setattr("proxy.hooks.registry.survey", lambda *_: 1 / 0)
+        assert setup.library._records["10-a"].retry_at is not None, "it is tried again"
+        monkeypatch.setattr("proxy.hooks.registry.scan_directories", lambda *_: 1 / 0)
         async with running(setup):
             await setup.until(lambda: len(setup.reported) > 1)
             assert setup.reported[1] == "ZeroDivisionError: division by zero"
@@ -721,12 +723,12 @@ def test_scans_that_cost_much_are_rare(
     """A scan of thousands of files takes a tenth of a second of CPU and more."""
     made = []
 
-    def costly(config: HooksConfig) -> Survey:
-        made.append(survey(config))
+    def costly(config: HooksConfig) -> HookFileScan:
+        made.append(scan_directories(config))
         made[-1].cpu_seconds = cpu_seconds
         return made[-1]
 
-    monkeypatch.setattr("proxy.hooks.registry.survey", costly)
+    monkeypatch.setattr("proxy.hooks.registry.scan_directories", costly)
     monkeypatch.setattr("proxy.hooks.registry.POLL_S", 0.2)
 
     async def scenario() -> None:
@@ -753,7 +755,7 @@ def test_a_scan_can_be_cancelled_while_a_hook_comes_into_use(setup: Setup) -> No
 
 
 def test_closing_waits_for_hooks_for_a_limited_time(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.hooks.registry.END_S", 0.1)
+    monkeypatch.setattr("proxy.hooks.registry.STOP_TIMEOUT_S", 0.1)
 
     async def scenario() -> None:
         setup.engine.gates["configure"] = asyncio.Event()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from proxy.hooks.loader.safe_read import (
-    LIMIT,
     SETTLED_S,
+    SIZE_LIMIT_BYTES,
     FileBeingWrittenError,
     UntrustedError,
     read,
@@ -222,11 +222,13 @@ def test_files_that_are_not_regular_or_too_large_are_refused(file: Path, tmp_pat
     with pytest.raises(HookError, match="not a regular file"):
         read(tmp_path / "10-pipe.py", trusted=False)
     with file.open("w") as stream:
-        stream.truncate(LIMIT + 1)
+        stream.truncate(SIZE_LIMIT_BYTES + 1)
     settle()
-    with pytest.raises(HookError, match=f"cannot read hook {file}: it is larger than {LIMIT} bytes"):
+    with pytest.raises(
+        HookError, match=f"cannot read hook {file}: it is larger than {SIZE_LIMIT_BYTES} bytes"
+    ):
         read(file)
     with file.open("w") as stream:
-        stream.truncate(LIMIT)
+        stream.truncate(SIZE_LIMIT_BYTES)
     settle()
-    assert len(read(file).data) == LIMIT
+    assert len(read(file).data) == SIZE_LIMIT_BYTES

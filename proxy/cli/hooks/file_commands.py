@@ -158,9 +158,9 @@ def _next(hooks: HooksConfig) -> str:
 
 def _warn(link: Path) -> None:
     """Warn if the daemon will not run the enabled hook."""
-    from proxy.hooks.loader.directories import alone
+    from proxy.hooks.loader.directories import candidate_of
 
-    if reason := alone(link).distrust:
+    if reason := candidate_of(link).distrust:
         click.echo(f"note: the daemon will not run it: {reason}", err=True)
 
 

@@ -218,10 +218,10 @@ def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_jso
 
     Ends with 0 when all files are valid, with 65 and the reasons when one is not.
     """
-    from proxy.hooks.loader.examination import checked_apart
+    from proxy.hooks.loader.examination import check_file_in_child
 
     config = read_config(file, {}).hooks
-    pages = [checked_apart(path, config, trusted=not untrusted) for path in files]
+    pages = [check_file_in_child(path, config, trusted=not untrusted) for path in files]
     if as_json:
         click.echo(in_json({"schema": schema_ids.HOOKS_VALIDATE, "files": pages}))
     else:

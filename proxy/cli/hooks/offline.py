@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.config.schema import HooksConfig
-from proxy.hooks.loader.directories import HookFileEntry, State, survey
-from proxy.hooks.loader.examination import LOADS, examined
+from proxy.hooks.loader.directories import HookFileEntry, HookFileState, scan_directories
+from proxy.hooks.loader.examination import LOADS, examine
 from proxy.hooks.loader.printing import printing_to_stderr
 from proxy.hooks.status_data import hooks_page
 
@@ -19,15 +19,15 @@ def from_directories(config: HooksConfig) -> tuple[list[dict[str, Any]], list[st
     Returns:
         The hook files, in the form of the daemon's answer, and other problems of the directories.
     """
-    surveyed = survey(config)
+    scan = scan_directories(config)
     with printing_to_stderr():
-        entries = [examined(candidate, config).entry for candidate in surveyed.candidates.values()]
+        entries = [examine(candidate, config).entry for candidate in scan.candidates.values()]
     entries += [
-        HookFileEntry(c.name, str(c.path), State.MASKED, f"{by} is used instead", server=c.server)
-        for c, by in surveyed.masked
+        HookFileEntry(c.name, str(c.path), HookFileState.MASKED, f"{by} is used instead", server=c.server)
+        for c, by in scan.masked
     ]
-    entries.sort(key=lambda entry: (entry.name, entry.state is State.MASKED))
+    entries.sort(key=lambda entry: (entry.name, entry.state is HookFileState.MASKED))
     page = hooks_page(entries, ())
     for entry in page:
-        entry["state"] = LOADS if entry["state"] == State.RUNNING else entry["state"]
-    return page, list(surveyed.ignored_files)
+        entry["state"] = LOADS if entry["state"] == HookFileState.RUNNING else entry["state"]
+    return page, list(scan.ignored_files)

@@ -24,8 +24,8 @@ from proxy.hooks.loader.schema import settings_of
 from proxy.model.errors import HookError
 
 SHORTEST_TIMEOUT_S: Final = 0.001
-_NEAR: Final = 0.85
-_NEAR_EVENT: Final = 0.6
+_SIMILAR_ENOUGH: Final = 0.85
+_EVENT_SIMILAR_ENOUGH: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ def _handlers(module: ModuleType) -> dict[str, Callable[..., Any]]:
         elif isinstance(value, FunctionType) and value.__module__ == module.__name__ and name[0] != "_":
             # ``PreCreateContainer`` is the event; a function of that name is probably meant as its handler.
             plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-            near = _NEAR_EVENT if plain.startswith(("pre_", "post_")) else _NEAR
-            if close := difflib.get_close_matches(plain, POINTS, n=1, cutoff=near):
+            cutoff = _EVENT_SIMILAR_ENOUGH if plain.startswith(("pre_", "post_")) else _SIMILAR_ENOUGH
+            if close := difflib.get_close_matches(plain, POINTS, n=1, cutoff=cutoff):
                 raise HookError(
                     f"{name} is not a hook point; did you mean {close[0]}? "
                     "(a helper function may begin with _)"
@@ -150,7 +150,7 @@ def _shown(value: Any) -> str:
     return repr(value)[:40]
 
 
-MODULES: Final = frozenset(
+PURE_MODULES: Final = frozenset(
     (
         "__future__", "collections.abc", "dataclasses", "enum", "fnmatch", "functools", "json", "math",
         "proxy.hooks.api", "re", "string", "typing",
@@ -184,17 +184,17 @@ def check_purity(source: bytes) -> None:
         HookError: It contains code that a pure file must not contain; the text is only the cause.
     """
     for node in ast.walk(ast.parse(source)):
-        what = _FORBIDDEN_NODES.get(type(node)) or _other(node)
+        what = _FORBIDDEN_NODES.get(type(node)) or _forbidden_import_or_name(node)
         if what:
             line = getattr(node, "lineno", 0)
             raise HookError(f"it has PURE = True, and has {what} (line {line}): a pure hook only computes")
 
 
-def _other(node: ast.AST) -> str:
+def _forbidden_import_or_name(node: ast.AST) -> str:
     if isinstance(node, ast.Import):
-        return next((f"import {alias.name}" for alias in node.names if alias.name not in MODULES), "")
+        return next((f"import {alias.name}" for alias in node.names if alias.name not in PURE_MODULES), "")
     if isinstance(node, ast.ImportFrom):
-        return "" if node.module in MODULES and not node.level else f"import {node.module or '.'}"
+        return "" if node.module in PURE_MODULES and not node.level else f"import {node.module or '.'}"
     if isinstance(node, ast.Name) and node.id in _FORBIDDEN_NAMES:
         return node.id
     return ""

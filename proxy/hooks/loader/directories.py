@@ -22,12 +22,12 @@ from proxy.model.errors import HookError
 from proxy.model.quoting import escaped
 from proxy.permissions import Trust
 
-_HOOK = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*\.py")
-_FORM = '(two digits, "-", then characters a-z, 0-9 and "-")'
-_NULL = os.makedev(1, 3)
+_HOOK_FILE_NAME = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*\.py")
+_NAME_FORM = '(two digits, "-", then characters a-z, 0-9 and "-")'
+_NULL_DEVICE = os.makedev(1, 3)
 
 
-class State(enum.StrEnum):
+class HookFileState(enum.StrEnum):
     """The state of a file."""
 
     RUNNING = "running"
@@ -56,7 +56,7 @@ class HookFileEntry:
 
     name: str
     path: str
-    state: State
+    state: HookFileState
     error: str = ""
     points: tuple[str, ...] = ()
     policy: str = ""
@@ -72,7 +72,7 @@ class Candidate:
         name: The hook's name.
         path: Its path.
         server: It names a server; otherwise it is Python.
-        null: It is a link to /dev/null.
+        is_null_link: It is a link to /dev/null.
         distrust: Why it cannot be trusted, and the remedy; empty if it can.
         cause: Why it cannot be examined; empty if it can.
         signature: Changes whenever its content may have changed.
@@ -81,14 +81,14 @@ class Candidate:
     name: str
     path: Path
     server: bool = False
-    null: bool = False
+    is_null_link: bool = False
     distrust: str = ""
     cause: str = ""
     signature: tuple[object, ...] = ()
 
 
 @dataclass(slots=True)
-class Survey:
+class HookFileScan:
     """The result of one scan.
 
     Attributes:
@@ -106,32 +106,32 @@ class Survey:
     cpu_seconds: float = field(default=0.0, compare=False)
 
 
-def survey(config: HooksConfig) -> Survey:
+def scan_directories(config: HooksConfig) -> HookFileScan:
     """Scan the three directories; each may be absent."""
     began = time.thread_time()
-    found, trust = Survey(), Trust()
+    found, trust = HookFileScan(), Trust()
     if not config.enabled:
         return found
     for directory in dict.fromkeys((config.directory, config.vendor_directory)):
-        for candidate in _python(directory, found, trust):
-            _put(found, candidate)
+        for candidate in _python_candidates(directory, found, trust):
+            _add(found, candidate)
     if config.server_directory is not None:
-        for candidate in _servers(config.server_directory, found, trust):
-            _put(found, candidate)
+        for candidate in _server_candidates(config.server_directory, found, trust):
+            _add(found, candidate)
     found.candidates = dict(sorted(found.candidates.items()))
     found.cpu_seconds = time.thread_time() - began
     return found
 
 
-def alone(path: Path) -> Candidate:
+def candidate_of(path: Path) -> Candidate:
     """Examine one file as if it were in a directory of hooks; for commands.
 
     Raises:
         HookError: It would be ignored there because of its name or type.
     """
     server = path.name.endswith("json")
-    if not server and not _HOOK.fullmatch(path.name):
-        raise HookError(f"cannot use hook {path}: it is not named NN-name.py {_FORM}")
+    if not server and not _HOOK_FILE_NAME.fullmatch(path.name):
+        raise HookError(f"cannot use hook {path}: it is not named NN-name.py {_NAME_FORM}")
     name = path.name.removesuffix("json").rstrip(".") if server else path.name.removesuffix(".py")
     candidate = _examine(path, name or path.name, Trust(), server=server)
     if candidate is None:
@@ -140,7 +140,7 @@ def alone(path: Path) -> Candidate:
     return candidate
 
 
-def _put(found: Survey, candidate: Candidate) -> None:
+def _add(found: HookFileScan, candidate: Candidate) -> None:
     """Add a file, unless a file of that name was added before.
 
     A user with write access to an untrusted directory could mask a hook that forbids something, so such files
@@ -160,9 +160,9 @@ def _put(found: Survey, candidate: Candidate) -> None:
         )
 
 
-def _python(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate]:
+def _python_candidates(directory: Path, found: HookFileScan, trust: Trust) -> Iterator[Candidate]:
     for name in _names(directory, found.unreadable, found.ignored_files):
-        good = _HOOK.fullmatch(name)
+        good = _HOOK_FILE_NAME.fullmatch(name)
         if not good and (not name.endswith(".py") or name.startswith(".")):
             continue
         candidate = _examine(directory / name, name.removesuffix(".py"), trust, server=False)
@@ -172,11 +172,12 @@ def _python(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate]
             yield candidate
         else:
             found.ignored_files.append(
-                f"hook file {escaped(str(directory / name))} is not used: it is not named NN-name.py {_FORM}"
+                f"hook file {escaped(str(directory / name))} is not used: "
+                f"it is not named NN-name.py {_NAME_FORM}"
             )
 
 
-def _servers(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate]:
+def _server_candidates(directory: Path, found: HookFileScan, trust: Trust) -> Iterator[Candidate]:
     for name in _names(directory, found.unreadable, found.ignored_files):
         if not name.endswith("json"):
             continue
@@ -222,9 +223,9 @@ def _examine(path: Path, name: str, trust: Trust, *, server: bool) -> Candidate 
     try:
         status = path.stat() if link else own
         distrust = trust.directory_problem(path.parent)
-        if stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL and link:
+        if stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL_DEVICE and link:
             return Candidate(
-                name, path, server, null=True, distrust=distrust, signature=(path, link, distrust)
+                name, path, server, is_null_link=True, distrust=distrust, signature=(path, link, distrust)
             )
         if not stat.S_ISREG(status.st_mode):
             return None

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from proxy.config.hooks import HooksConfig
 from proxy.hooks.loader.contract import check_version
-from proxy.hooks.loader.directories import Candidate, HookFileEntry, State, alone
-from proxy.hooks.loader.loading import Loaded, describe, load
+from proxy.hooks.loader.directories import Candidate, HookFileEntry, HookFileState, candidate_of
+from proxy.hooks.loader.loading import Loaded, describe_error, load
 from proxy.hooks.loader.printing import printing_to_stderr
 from proxy.hooks.loader.safe_read import UntrustedError, read_stable
 from proxy.hooks.loader.schema import keys_of
@@ -26,15 +26,15 @@ LOADS = "loads"
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class ExaminedFile:
     """The result of loading a file, and the hook's settings: ``name``, ``value``, ``wants``, ``help``."""
 
     entry: HookFileEntry
     settings: list[dict[str, str]] = field(default_factory=list)
 
 
-def checked_apart(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]:
-    """Call ``checked`` in a child process, because a file may end the process that loads it.
+def check_file_in_child(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]:
+    """Call ``check_file`` in a child process, because a file may end the process that loads it.
 
     What the file prints goes to standard error.
 
@@ -65,7 +65,7 @@ def checked_apart(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str
 def _check_and_end(writing: int, path: Path, config: HooksConfig, *, trusted: bool) -> NoReturn:
     """Write the result to a pipe as a line of JSON, and end the child process."""
     try:
-        page = json.dumps(checked(path, config, trusted=trusted))
+        page = json.dumps(check_file(path, config, trusted=trusted))
         with os.fdopen(writing, "w") as stream:
             stream.write(f"{page}\n")
     except Exception as error:  # noqa: BLE001  the parent reports that the child has failed
@@ -75,7 +75,7 @@ def _check_and_end(writing: int, path: Path, config: HooksConfig, *, trusted: bo
         os._exit(1)
 
 
-def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]:
+def check_file(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]:
     """Describe what the daemon would do with a file.
 
     Args:
@@ -89,18 +89,18 @@ def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]
     """
     page: dict[str, Any] = {"path": str(path), "name": "", "state": "broken", "error": "", "settings": []}
     try:
-        examined_file = examined(alone(path), config, trusted=trusted)
+        examined_file = examine(candidate_of(path), config, trusted=trusted)
     except HookError as error:
         return page | {"error": str(error)}
     entry = examined_file.entry
-    state = LOADS if entry.state is State.RUNNING else str(entry.state)
+    state = LOADS if entry.state is HookFileState.RUNNING else str(entry.state)
     page |= {"name": entry.name, "state": state, "error": entry.error, "settings": examined_file.settings}
     if entry.points:
         page |= {"points": list(entry.points), "policy": entry.policy, "timeout": entry.timeout}
     return page
 
 
-def examined(candidate: Candidate, config: HooksConfig, *, trusted: bool = True) -> Examined:
+def examine(candidate: Candidate, config: HooksConfig, *, trusted: bool = True) -> ExaminedFile:
     """Read and load one file, and return the result.
 
     Args:
@@ -108,24 +108,28 @@ def examined(candidate: Candidate, config: HooksConfig, *, trusted: bool = True)
         config: The configuration of hooks.
         trusted: Refuse a file that a user other than root could have written.
     """
-    entry = HookFileEntry(candidate.name, str(candidate.path), State.DISABLED, server=candidate.server)
+    entry = HookFileEntry(
+        candidate.name, str(candidate.path), HookFileState.DISABLED, server=candidate.server
+    )
     try:
-        loaded = _loaded(candidate, config, trusted=trusted)
+        loaded = _load(candidate, config, trusted=trusted)
         settings = _settings(loaded) if loaded is not None else []
     except UntrustedError as error:
-        return Examined(replace(entry, state=State.UNTRUSTED, error=str(error)))
+        return ExaminedFile(replace(entry, state=HookFileState.UNTRUSTED, error=str(error)))
     except HookError as error:
-        return Examined(replace(entry, state=State.BROKEN, error=str(error)))
+        return ExaminedFile(replace(entry, state=HookFileState.BROKEN, error=str(error)))
     if loaded is None:
-        return Examined(entry)
+        return ExaminedFile(entry)
     hook = loaded.hook
     points = tuple(sorted(hook.handlers))
-    entry = replace(entry, state=State.RUNNING, points=points, policy=str(hook.policy), timeout=hook.timeout)
+    entry = replace(
+        entry, state=HookFileState.RUNNING, points=points, policy=str(hook.policy), timeout=hook.timeout
+    )
     loaded.unload()
-    return Examined(entry, settings)
+    return ExaminedFile(entry, settings)
 
 
-def _loaded(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Loaded | None:
+def _load(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Loaded | None:
     """Make a hook of a file; return None if the file disables hooks of its name, or names the daemon itself.
 
     Raises:
@@ -134,7 +138,7 @@ def _loaded(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Load
     path, what = candidate.path, "hook server" if candidate.server else "hook"
     if trusted and candidate.distrust:
         raise UntrustedError(f"cannot trust {what} {path}: {candidate.distrust}")
-    if candidate.null:
+    if candidate.is_null_link:
         return None
     if candidate.cause:
         raise HookError(f"cannot read {what} {path}: {candidate.cause}")
@@ -194,7 +198,7 @@ def static_error(path: Path, data: bytes) -> str:
             tree = ast.parse(data, str(path))
             compile(tree, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return describe(error, str(path))
+        return describe_error(error, str(path))
     for node in reversed(tree.body):
         if isinstance(node, ast.Assign):
             targets = node.targets

@@ -33,9 +33,9 @@ from proxy.hooks.loader.contract import Contract, check_purity, contract_of
 from proxy.hooks.loader.safe_read import read_stable
 from proxy.model.errors import HookError
 
-LOAD_S: Final = 5.0
+LOAD_TIMEOUT_S: Final = 5.0
 """How long a file may take to be run, seconds."""
-_NONE: Final = HookSettings()
+_NO_SETTINGS: Final = HookSettings()
 _generations = itertools.count(1)
 
 
@@ -68,7 +68,7 @@ class Loaded:
             sys.modules.pop(self.module.__name__, None)
 
 
-def load(name: str, path: Path, data: bytes, config: HooksConfig, deadline: float = LOAD_S) -> Loaded:
+def load(name: str, path: Path, data: bytes, config: HooksConfig, deadline: float = LOAD_TIMEOUT_S) -> Loaded:
     """Run a hook file and check it.
 
     Args:
@@ -111,7 +111,7 @@ class LoadAttempt:
         self.future: Future[Loaded] = Future()
         self.future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
         self._path = path
-        self._make = functools.partial(_loaded, name, path, data, config)
+        self._make = functools.partial(_run_file, name, path, data, config)
         self._lock = threading.Lock()
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name=f"hook {name} loads", daemon=True)
@@ -133,7 +133,7 @@ class LoadAttempt:
         if loaded is not None:
             loaded.unload()
         else:
-            inject(self._thread, SystemExit)
+            raise_in_thread(self._thread, SystemExit)
         return HookError(f"cannot load hook {self._path}: it has not finished loading after {after:g} s{at}")
 
     def _run(self) -> None:
@@ -151,13 +151,13 @@ class LoadAttempt:
 
 
 def _refusal(path: Path, error: BaseException) -> HookError:
-    cause = str(error) if isinstance(error, HookError) else describe(error, str(path))
+    cause = str(error) if isinstance(error, HookError) else describe_error(error, str(path))
     refused = HookError(f"cannot load hook {path}: {cause}")
     refused.__cause__ = error.with_traceback(None)  # its frames would keep the whole module in memory
     return refused
 
 
-def _loaded(name: str, path: Path, data: bytes, config: HooksConfig) -> Loaded:
+def _run_file(name: str, path: Path, data: bytes, config: HooksConfig) -> Loaded:
     module = ModuleType(f"_topoproxy_hooks.{re.sub('[^a-z0-9]', '_', name)}_{next(_generations)}")
     module.__file__, module.__package__ = str(path), ""
     sys.modules[module.__name__] = module  # dataclasses and type hints look their module up
@@ -166,7 +166,7 @@ def _loaded(name: str, path: Path, data: bytes, config: HooksConfig) -> Loaded:
         # apply.
         code = compile(data, str(path), "exec", dont_inherit=True)
         exec(code, vars(module))  # noqa: S102 - this is what hooks are
-        hook_settings = config.settings.get(name, _NONE)
+        hook_settings = config.settings.get(name, _NO_SETTINGS)
         contract = contract_of(module, hook_settings.config, f"hooks.settings.{name}.config")
         if contract.pure:
             check_purity(data)
@@ -189,7 +189,7 @@ def _hook(
 _LONGEST_REASON = 300
 
 
-def describe(error: BaseException, path: str) -> str:
+def describe_error(error: BaseException, path: str) -> str:
     """Format an exception in one line: its type, its message, and the last line of the file in its trace."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
@@ -216,7 +216,7 @@ def _line(traceback: TracebackType | None, path: str) -> int:
     return line
 
 
-def inject(thread: threading.Thread, error: type[BaseException]) -> None:
+def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
     """Raise an exception in a thread as soon as it runs Python; do nothing if the thread has ended."""
     if thread.ident is not None and thread.is_alive():
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))

@@ -26,9 +26,9 @@ from proxy.model.errors import HookError
 from proxy.permissions import Trust, steps
 
 SETTLED_S = 0.15
-LIMIT = 1 << 20
+SIZE_LIMIT_BYTES = 1 << 20
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_AHEAD_S = 0.05
+_CLOCK_AHEAD_S = 0.05
 
 
 class FileBeingWrittenError(Exception):
@@ -62,7 +62,7 @@ def read(path: Path, what: str = "hook", *, trusted: bool = True) -> Content:
         HookError: It cannot be read, or is too large.
     """
     try:
-        where = _checked(path, what) if trusted else path
+        where = _trusted_path(path, what) if trusted else path
         descriptor = os.open(where, _FLAGS | (os.O_NOFOLLOW if trusted else 0))
     except OSError as error:
         raise _unreadable(path, what, error) from error
@@ -91,7 +91,7 @@ def read_stable(path: Path, what: str = "hook", *, trusted: bool = True, timeout
             time.sleep(SETTLED_S / 3)
 
 
-def _checked(path: Path, what: str) -> Path:
+def _trusted_path(path: Path, what: str) -> Path:
     if problem := Trust().file_problem(path):
         raise UntrustedError(f"cannot trust {what} {path}: {problem}")
     *_, last = steps(path)
@@ -111,14 +111,14 @@ def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Conten
         raise HookError(f"cannot read {what} {path}: it is not a regular file")
     if trusted and (problem := Trust().regular_file_problem(path, before)):
         raise UntrustedError(f"cannot trust {what} {path}: {problem}")
-    if before.st_size > LIMIT:
-        raise HookError(f"cannot read {what} {path}: it is larger than {LIMIT} bytes")
+    if before.st_size > SIZE_LIMIT_BYTES:
+        raise HookError(f"cannot read {what} {path}: it is larger than {SIZE_LIMIT_BYTES} bytes")
     age = time.time() - before.st_ctime
-    if -_AHEAD_S < age < SETTLED_S:
+    if -_CLOCK_AHEAD_S < age < SETTLED_S:
         raise FileBeingWrittenError("it was written a moment ago")
-    if age <= -_AHEAD_S:  # the clock was set back: watch the file instead
+    if age <= -_CLOCK_AHEAD_S:  # the clock was set back: watch the file instead
         time.sleep(SETTLED_S)
-    with _only_root_writes(descriptor):
+    with _writers_blocked(descriptor):
         data = _all(descriptor, before.st_size)
         after = os.fstat(descriptor)
     if _fingerprint(before) != _fingerprint(after) or len(data) != after.st_size:
@@ -140,7 +140,7 @@ def _fingerprint(found: os.stat_result) -> tuple[int, ...]:
 
 
 @contextmanager
-def _only_root_writes(descriptor: int) -> Iterator[None]:
+def _writers_blocked(descriptor: int) -> Iterator[None]:
     """Block writers for a short time.
 
     Raises:

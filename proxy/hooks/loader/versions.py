@@ -22,7 +22,7 @@ from proxy.config.hooks import HooksConfig
 from proxy.executor.background import Worker
 from proxy.hooks.hook import Hook
 from proxy.hooks.loader.directories import Candidate
-from proxy.hooks.loader.loading import LOAD_S, LoadAttempt, Loaded
+from proxy.hooks.loader.loading import LOAD_TIMEOUT_S, LoadAttempt, Loaded
 from proxy.hooks.loader.safe_read import UntrustedError, read
 from proxy.model.errors import HookError
 from proxy.telemetry.port import Report
@@ -46,7 +46,7 @@ class CrashMarks:
         """
         self._directory = directory
 
-    def suspected(self, name: str) -> bool:
+    def is_suspected(self, name: str) -> bool:
         """Return whether the daemon has ended while a hook was brought into use."""
         return self._directory is not None and os.path.lexists(self._directory / name)
 
@@ -80,7 +80,7 @@ class CrashMarks:
         except OSError:
             return
 
-    def end(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Remove the mark: the file is in use or was rejected, and the daemon has not crashed."""
         if self._directory is not None:
             try:
@@ -119,7 +119,7 @@ class VersionBuilder:
         self._worker = worker
         self._report_problem = report_problem
 
-    async def make(self, name: str, candidate: Candidate, old: Version | None) -> Version | None:
+    async def build(self, name: str, candidate: Candidate, old: Version | None) -> Version | None:
         """Read and load a file.
 
         Args:
@@ -137,7 +137,7 @@ class VersionBuilder:
         path, what = candidate.path, "hook server" if candidate.server else "hook"
         if candidate.distrust:
             raise UntrustedError(f"cannot trust {what} {path}: {candidate.distrust}")
-        if candidate.null:
+        if candidate.is_null_link:
             return None
         if candidate.cause:
             raise HookError(f"cannot read {what} {path}: {candidate.cause}")
@@ -176,7 +176,7 @@ class VersionBuilder:
         attempt = LoadAttempt(name, path, data, self.config)
         attempt.start()
         try:
-            async with asyncio.timeout(LOAD_S):
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
                 return await asyncio.wrap_future(attempt.future)
         except TimeoutError:
-            raise attempt.abandon(LOAD_S) from None
+            raise attempt.abandon(LOAD_TIMEOUT_S) from None

@@ -19,7 +19,7 @@ from proxy.hooks.answers import Adjustment
 from proxy.hooks.engine.engine import HookEngine
 from proxy.hooks.events import Point
 from proxy.hooks.hook import Hook, HookFailurePolicy, Outcome
-from proxy.hooks.loader.directories import State
+from proxy.hooks.loader.directories import HookFileState
 from proxy.hooks.registry import HookRegistry
 from proxy.hooks.samples import sample
 from proxy.model.admission import Namespaces
@@ -196,7 +196,7 @@ class ServerDirectory:
         file.write_text(content)
         file.chmod(0o644)
 
-    async def wait_for_states(self, **states: State) -> None:
+    async def wait_for_states(self, **states: HookFileState) -> None:
         """Scan until the entries have exactly these states."""
         async with asyncio.timeout(20):
             while {entry.name: entry.state for entry in self.library.entries} != states:
@@ -235,18 +235,18 @@ def test_server_files_may_be_added_changed_broken_and_removed(
         watched = ServerDirectory(tmp_path / "d")
         watched.write("a.json", server_file(one))
         watched.write("b.json", server_file(other))
-        await watched.wait_for_states(a=State.RUNNING, b=State.RUNNING)
+        await watched.wait_for_states(a=HookFileState.RUNNING, b=HookFileState.RUNNING)
         assert (await watched.call_hooks_once()).adjustment == Adjustment(cpu_shares=77, cpu_period=5000)
         by_name = {entry.name: entry for entry in watched.library.entries}
         assert (by_name["b"].policy, by_name["b"].timeout, by_name["b"].server) == ("Fail", 3.0, True)
         assert (by_name["a"].policy, by_name["a"].timeout) == ("Ignore", 5.0)
         watched.write("a.json", "{")
-        await watched.wait_for_states(a=State.OLD, b=State.RUNNING)
+        await watched.wait_for_states(a=HookFileState.OLD, b=HookFileState.RUNNING)
         await watched.wait_for_report("it is not JSON")
         assert (await watched.call_hooks_once()).adjustment == Adjustment(cpu_shares=77, cpu_period=5000)
         (tmp_path / "d" / "b.json").unlink()
         watched.write("a.json", server_file(one, **{"failure-policy": "Perhaps"}))
-        await watched.wait_for_states(a=State.RUNNING)
+        await watched.wait_for_states(a=HookFileState.RUNNING)
         await watched.wait_for_report("Ignore is used hook=a ")
         assert (await watched.call_hooks_once()).adjustment == Adjustment(cpu_shares=77)
         await watched.close()
@@ -262,7 +262,7 @@ def test_dropped_fields_are_reported_once(servers: Callable[[str], HookServer], 
     async def main() -> list[str]:
         watched = ServerDirectory(tmp_path / "d")
         watched.write("a.json", server_file(one))
-        await watched.wait_for_states(a=State.RUNNING)
+        await watched.wait_for_states(a=HookFileState.RUNNING)
         for _ in range(3):
             assert (await watched.call_hooks_once()).adjustment == Adjustment(cpus=CpuSet((2,)))
         await watched.wait_for_report("field=cpuset_cpus")
