@@ -26,15 +26,15 @@ class HookParts:
 
     Attributes:
         engine: Calls hooks.
-        library: The registry of their files.
+        registry: The registry of their files.
         updates: Carries out the updates of containers that hooks request.
-        learning: Looks up facts of containers that hooks need.
+        backfill: Looks up facts of containers that hooks need.
     """
 
     engine: HookEngine
-    library: HookRegistry
+    registry: HookRegistry
     updates: Updates
-    learning: Backfill
+    backfill: Backfill
 
 
 def hook_parts_of(
@@ -51,12 +51,12 @@ def hook_parts_of(
     owned = config.owned_cpus
     updates = Updates(executor, owned_cpus=owned)
     engine = HookEngine(executor.telemetry.problem, updates.take)
-    learning = Backfill(executor, engine)
+    backfill = Backfill(executor, engine)
     lifecycle_events = LifecycleEvents(
-        executor, engine, learning.resumed, learning.later, learning.in_call, owned_cpus=owned
+        executor, engine, backfill.resumed, backfill.later, backfill.in_call, owned_cpus=owned
     )
-    learning.lifecycle_events = lifecycle_events
-    library = HookRegistry(
+    backfill.lifecycle_events = lifecycle_events
+    registry = HookRegistry(
         config,
         engine,
         lambda: lifecycle_events.everything() if executor.reconciled.is_set() else None,
@@ -65,8 +65,8 @@ def hook_parts_of(
         executor.telemetry.resolved,
         marks=marks,
     )
-    learn, spawn = learning.in_call, flow.spawn
+    learn, spawn = backfill.in_call, flow.spawn
     dispatcher = HookDispatcher(executor, engine, updates, lifecycle_events, spawn, learn, owned_cpus=owned)
     executor.store.subscribe(lifecycle_events)
     flow.hook(HookBridge(dispatcher))
-    return HookParts(engine, library, updates, learning)
+    return HookParts(engine, registry, updates, backfill)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.4
 """Seconds between two scans for a first hook, which must be in use within a second."""
-FIRST_S: Final = 10.0
+FIRST_SCAN_WAIT_S: Final = 10.0
 """The most seconds that calls wait for the hooks that exist at a start."""
 STOP_S: Final = 8.0
 """Seconds that hooks may take after they are notified that the daemon ends."""
@@ -65,7 +65,7 @@ class DaemonHooks:
         self._parts: HookParts | None = None
         self._ready = asyncio.Event()
         if config.enabled:
-            flow.awaited = self._ready
+            flow.hooks_ready = self._ready
 
     @property
     def engine(self) -> HookEngine | None:
@@ -73,15 +73,15 @@ class DaemonHooks:
         return None if self._parts is None else self._parts.engine
 
     @property
-    def library(self) -> HookRegistry | None:
+    def registry(self) -> HookRegistry | None:
         """The state of the hook files; None while there are none."""
-        return None if self._parts is None else self._parts.library
+        return None if self._parts is None else self._parts.registry
 
     def reconfigure(self, config: HooksConfig) -> None:
         """Use other directories and settings from now on."""
         self.config = config
         if self._parts is not None:
-            self._parts.library.reconfigure(config)
+            self._parts.registry.reconfigure(config)
 
     # -- run ----------------------------------------------------------------------------------------------
 
@@ -101,30 +101,30 @@ class DaemonHooks:
         if not self.config.enabled:
             return
         # A directory may hang (its file server is gone); calls must not wait for it without a limit.
-        late = asyncio.get_running_loop().call_later(2 * FIRST_S, self._let_go)
+        late = asyncio.get_running_loop().call_later(2 * FIRST_SCAN_WAIT_S, self._release_calls)
         try:
             while self._parts is None:
-                if await asyncio.to_thread(may_be_hooks, self.config):
+                if await asyncio.to_thread(may_have_hooks, self.config):
                     await self._connect()
                 else:
-                    self._let_go()
+                    self._release_calls()
                     await asyncio.sleep(POLL_S)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_S):
+                async with asyncio.timeout(FIRST_SCAN_WAIT_S):
                     await self._executor.reconciled.wait()
-                    await self._parts.learning.once()
-                    await self._parts.library.scan_once(FIRST_S)
+                    await self._parts.backfill.once()
+                    await self._parts.registry.scan_once(FIRST_SCAN_WAIT_S)
         finally:
             late.cancel()
-            self._let_go()
+            self._release_calls()
         if not self._executor.reconciled.is_set():
-            self._executor.spawn(self._parts.learning.when_reconciled())
-        await self._parts.library.run()
+            self._executor.spawn(self._parts.backfill.when_reconciled())
+        await self._parts.registry.run()
 
-    def _let_go(self) -> None:
+    def _release_calls(self) -> None:
         """End the wait of calls for hooks."""
         self._ready.set()
-        self._flow.awaited = None
+        self._flow.hooks_ready = None
 
     async def _connect(self) -> None:
         """Make the parts that hooks need, and connect them."""
@@ -142,7 +142,7 @@ class DaemonHooks:
         if parts is not None:
             from proxy.hooks.status_data import hooks_page
 
-            page["hooks"] = hooks_page(parts.library.entries, parts.engine.report())
+            page["hooks"] = hooks_page(parts.registry.entries, parts.engine.report())
         if self.server is not None:
             page["serving"] = {"socket": str(self.server.path), "listening": self.server.listening}
         return page
@@ -151,7 +151,7 @@ class DaemonHooks:
 
     async def stop(self) -> None:
         """Notify hooks that the daemon ends, and stop their workers; ``run`` has been cancelled."""
-        self._let_go()
+        self._release_calls()
         server, self.server = self.server, None
         if server is not None:
             await server.stop()
@@ -160,23 +160,23 @@ class DaemonHooks:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
-                await parts.library.close()
+                await parts.registry.close()
         parts.engine.close()
-        for worker in (parts.updates, parts.learning):
+        for worker in (parts.updates, parts.backfill):
             await asyncio.to_thread(worker.close)
 
 
-def may_be_hooks(config: HooksConfig) -> bool:
+def may_have_hooks(config: HooksConfig) -> bool:
     """Return whether there is a file that may be a hook; runs in a thread."""
     directories = (
         (config.directory, ".py"),
         (config.vendor_directory, ".py"),
         (config.server_directory, "json"),
     )
-    return any(path is not None and _holds(path, ending) for path, ending in directories)
+    return any(path is not None and _has_entry(path, ending) for path, ending in directories)
 
 
-def _holds(directory: Path, ending: str) -> bool:
+def _has_entry(directory: Path, ending: str) -> bool:
     try:
         with os.scandir(directory) as entries:
             return any(entry.name.endswith(ending) for entry in entries)

@@ -36,7 +36,8 @@ class CallFlow:
 
     Attributes:
         replaced: Another process decides: nothing is decided or recorded here any more.
-        awaited: The event that calls wait for at a start, after the first reconcile; None if there is none.
+        hooks_ready: Set when the hooks that exist at a start are in use; calls wait for it after the first
+            reconcile. None if there is nothing to wait for.
     """
 
     def __init__(self, executor: NodeExecutor) -> None:
@@ -49,7 +50,7 @@ class CallFlow:
         self.replaced = False
         self._relayed: dict[UndecidedCall, str] = {}
         self._relayed_over: Callable[[str], None] = lambda name: None
-        self.awaited: asyncio.Event | None = None
+        self.hooks_ready: asyncio.Event | None = None
         pods, creates = PodCalls(executor, self.spawn), CreateCalls(executor, self.spawn)
         containers = ContainerCalls(executor, self.spawn)
         self._parts = (pods, creates, containers)
@@ -126,7 +127,7 @@ class CallFlow:
             call.refuse(GrpcStatus.UNAVAILABLE, REPLACED)
         elif self.executor.store.mode.in_release:
             self._relay(call)
-        elif self.awaited is None and self.executor.reconciled.is_set():
+        elif self.hooks_ready is None and self.executor.reconciled.is_set():
             self._handle(call)
         else:
             self.spawn(call, self._when_reconciled(call))
@@ -253,8 +254,8 @@ class CallFlow:
                 return
             call.release()
             return
-        if self.awaited is not None:
-            await self.awaited.wait()
+        if self.hooks_ready is not None:
+            await self.hooks_ready.wait()
         if not call.done:
             self._handle(call)
 

@@ -71,7 +71,7 @@ _ENTRY = re.compile(r"((?:\w+, )*\w+): (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentedFields:
+class FieldDocs:
     """One entry: the fields that it describes, their types as written, and the description."""
 
     names: tuple[str, ...]
@@ -80,16 +80,16 @@ class DocumentedFields:
 
 
 @dataclass(frozen=True, slots=True)
-class Documented:
+class ClassDocs:
     """A class: its prose in paragraphs, its fields in the docstring's order, and the text after them."""
 
     name: str
     prose: tuple[str, ...]
-    rows: tuple[DocumentedFields, ...]
+    rows: tuple[FieldDocs, ...]
     after: tuple[str, ...] = ()
 
 
-def documented(cls: type) -> Documented:
+def class_docs_of(cls: type) -> ClassDocs:
     """Parse a dataclass's docstring.
 
     Raises:
@@ -99,13 +99,13 @@ def documented(cls: type) -> Documented:
     entries, after = _split(rest)
     types = _types(cls)
     rows = [_row(cls, text, types) for text in entries]
-    documented = [name for row in rows for name in row.names]
-    if missing := types.keys() - documented:
+    described = [name for row in rows for name in row.names]
+    if missing := types.keys() - described:
         raise ValueError(f"cannot describe {cls.__name__}: {', '.join(sorted(missing))} not documented")
     prose = _joined(before.split("\n\n"))
     if not prose or prose[0].startswith(f"{cls.__name__}("):  # the docstring that dataclass generates
         raise ValueError(f"cannot describe {cls.__name__}: its docstring does not say what it is")
-    return Documented(cls.__name__, prose, tuple(rows), _joined(after))
+    return ClassDocs(cls.__name__, prose, tuple(rows), _joined(after))
 
 
 def _types(cls: Any) -> dict[str, str]:
@@ -128,7 +128,7 @@ def _split(section: str) -> tuple[list[str], list[str]]:
     return [" ".join(entry.split()) for entry in entries], after
 
 
-def _row(cls: type, text: str, types: Mapping[str, str]) -> DocumentedFields:
+def _row(cls: type, text: str, types: Mapping[str, str]) -> FieldDocs:
     found = _ENTRY.fullmatch(text)
     if found is None:
         raise ValueError(f"cannot describe {cls.__name__}: no entry of its docstring is {text!r}")
@@ -136,7 +136,7 @@ def _row(cls: type, text: str, types: Mapping[str, str]) -> DocumentedFields:
     for name in names:
         if name not in types and not hasattr(cls, name):
             raise ValueError(f"cannot describe {cls.__name__}: it has no {name}")
-    return DocumentedFields(names, tuple(types.get(name, "") for name in names), found[2])
+    return FieldDocs(names, tuple(types.get(name, "") for name in names), found[2])
 
 
 def type_text(text: str, link: Callable[[str], str]) -> str:
@@ -182,7 +182,7 @@ def reference() -> str:
     parts += [_class_text(cls, "") for cls in FACTS]
     parts += ["\n## What may be answered\n\n", _ANSWERS]
     parts += [_class_text(cls, "") for cls in ANSWERS[:1]]
-    parts += ["\n", *_where()]
+    parts += ["\n", *_table_of_fields()]
     parts += [_class_text(cls, "") for cls in ANSWERS[1:]]
     parts += ["\n## Sets\n\n", _SETS]
     return "".join(parts)
@@ -207,7 +207,7 @@ def _overview() -> Iterator[str]:
     yield "\n| handler | when | may answer |\n|---|---|---|\n"
     for name in shown:
         point = POINTS[name]
-        when = _text(documented(point).prose[0])
+        when = _text(class_docs_of(point).prose[0])
         yield f"| [`{name}`](#{name}) | {when} | {short_answer(point)} |\n"
 
 
@@ -231,7 +231,7 @@ def answers_at(point: type[Point]) -> str:
 
 
 def _class_text(cls: type, title: str) -> str:
-    reported = documented(cls)
+    reported = class_docs_of(cls)
     first, *more = reported.prose
     opening = f"`{reported.name}`: {first}" if title else first
     lines = [f"\n### {title or reported.name}\n", *map(_paragraph, [opening, *more])]
@@ -243,7 +243,7 @@ def _class_text(cls: type, title: str) -> str:
     return "".join([*lines, *map(_paragraph, reported.after)])
 
 
-def types_of(row: DocumentedFields, link: Callable[[str], str]) -> str:
+def types_of(row: FieldDocs, link: Callable[[str], str]) -> str:
     """Write a row's types: one for all its fields, or one each in their order."""
     types = [type_text(text, link) for text in row.types if text]
     return "; ".join(types if len(set(types)) > 1 else types[:1])
@@ -253,7 +253,7 @@ def _paragraph(text: str) -> str:
     return "\n" + textwrap.fill(_text(text), 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def _where() -> Iterator[str]:
+def _table_of_fields() -> Iterator[str]:
     """One row for fields of an adjustment that the same points take."""
     yield "| fields | taken at |\n|---|---|\n"
     everywhere = [name for name, point in POINTS.items() if point.TAKES]

@@ -38,10 +38,10 @@ from proxy.model.machine import Machine
 from proxy.topology.description import machine_from_json
 from proxy.topology.facts import machine_to_json
 
-_WORDS: Final = {str: "a string", int: "a whole number", bool: "true or false"}
+_KIND_NAMES: Final = {str: "a string", int: "a whole number", bool: "true or false"}
 
 
-def event_from(data: object) -> Point:
+def event_from_data(data: object) -> Point:
     """Make an event of plain data.
 
     Args:
@@ -57,14 +57,14 @@ def event_from(data: object) -> Point:
         close = difflib.get_close_matches(name, POINTS, n=1) if isinstance(name, str) else ()
         meant = f"did you mean {close[0]}?" if close else "topoproxy hooks points lists them"
         problem = "it is missing" if name is None else f"there is no hook point {_shown(name)}"
-        raise _bad("point", f"{problem}; {meant}")
+        raise _invalid("point", f"{problem}; {meant}")
     rest = {key: value for key, value in given.items() if key != "point"}
     event: Point = _record(POINTS[name], rest, "")
     return read_only(event)
 
 
-def event_to(event: Point) -> dict[str, Any]:
-    """Return an event as plain data; ``event_from`` makes an equal one of it.
+def event_to_data(event: Point) -> dict[str, Any]:
+    """Return an event as plain data; ``event_from_data`` makes an equal one of it.
 
     Settings of ``configure`` that are a dataclass become an object of its fields, and stay an object when
     read back.
@@ -72,15 +72,15 @@ def event_to(event: Point) -> dict[str, Any]:
     return {"point": event.NAME, **_fields(event)}
 
 
-def adjustment_to(adjustment: Adjustment) -> dict[str, Any]:
+def adjustment_to_data(adjustment: Adjustment) -> dict[str, Any]:
     """Return an adjustment as plain data; ``null`` is ``CLEAR``."""
     return _fields(adjustment)
 
 
-def outcome_to(outcome: Outcome) -> dict[str, Any]:
+def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome as plain data: ``adjustment``, ``owners`` (field to hook), ``refusal`` (or empty)."""
     return {
-        "adjustment": adjustment_to(outcome.adjustment),
+        "adjustment": adjustment_to_data(outcome.adjustment),
         "owners": dict(outcome.owners),
         "refusal": outcome.refusal,
     }
@@ -99,16 +99,16 @@ def example(point: str) -> dict[str, Any]:
         raise InputError(f"cannot give an example of {point!r}: no such hook point")
     record: Any = POINTS[point]
     small = {name: MACHINES[name] for name, kind in _kinds(record).items() if kind is Machine}
-    return event_to(sample(point)) | small
+    return event_to_data(sample(point)) | small
 
 
-def _bad(path: str, cause: str) -> InputError:
+def _invalid(path: str, cause: str) -> InputError:
     return InputError(f"cannot use {path.removeprefix('.') or 'the data'}: {cause}")
 
 
 def _object(value: object, path: str) -> Mapping[str, object]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise _bad(path, f"it must be an object, not {_shown(value)}")
+        raise _invalid(path, f"it must be an object, not {_shown(value)}")
     return value
 
 
@@ -128,7 +128,7 @@ def _record(record: type, data: Mapping[str, object], path: str) -> Any:
     kinds = _kinds(record)
     for key in data:
         if key not in kinds:
-            raise _bad(f"{path}.{key}", f"no such key; there are {', '.join(kinds)}")
+            raise _invalid(f"{path}.{key}", f"no such key; there are {', '.join(kinds)}")
     values = {key: _read(kinds[key], value, f"{path}.{key}") for key, value in data.items()}
     if record is Decision:
         values.setdefault("allowed", values.get("cpus", CpuSet()))
@@ -144,15 +144,15 @@ def _absent(kind: Any, path: str) -> Any:
     """Return the default of a missing value, if its kind has one."""
     if dataclasses.is_dataclass(kind) and kind is not Machine:
         return _record(typing.cast("type", kind), {}, path)
-    raise _bad(path, "it is missing")
+    raise _invalid(path, "it is missing")
 
 
 def _read(kind: Any, value: object, path: str) -> Any:
     if kind is Any:
         return value
-    if kind in _WORDS:
+    if kind in _KIND_NAMES:
         if type(value) is not kind:
-            raise _bad(path, f"it must be {_WORDS[kind]}, not {_shown(value)}")
+            raise _invalid(path, f"it must be {_KIND_NAMES[kind]}, not {_shown(value)}")
         return value
     if isinstance(kind, type) and issubclass(kind, IdSet):
         return _ids(kind, value, path)
@@ -170,7 +170,7 @@ def _composed(kind: Any, value: object, path: str) -> Any:
         return {key: _read(parts[1], item, f"{path}[{key}]") for key, item in _object(value, path).items()}
     if origin is Sequence:
         if not isinstance(value, list | tuple):
-            raise _bad(path, f"it must be a list, not {_shown(value)}")
+            raise _invalid(path, f"it must be a list, not {_shown(value)}")
         return tuple(_read(parts[0], item, f"{path}[{number}]") for number, item in enumerate(value))
     if value is None:
         return None if type(None) in parts else CLEAR
@@ -180,18 +180,18 @@ def _composed(kind: Any, value: object, path: str) -> Any:
 
 def _ids(kind: type[IdSet], value: object, path: str) -> IdSet:
     if not isinstance(value, str):
-        raise _bad(path, f"it must be a list such as '0-3,8', not {_shown(value)}")
+        raise _invalid(path, f"it must be a list such as '0-3,8', not {_shown(value)}")
     try:
         return kind.parse(value)
     except ValueError as error:
-        raise _bad(path, str(error)) from None
+        raise _invalid(path, str(error)) from None
 
 
 def _machine(value: object, path: str) -> Machine:
     try:
         return machine_from_json(value)
     except TopologyError as error:
-        raise _bad(path, str(error.__cause__ or error)) from None
+        raise _invalid(path, str(error.__cause__ or error)) from None
 
 
 def _fields(record: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from proxy.config.hooks import HooksConfig
 from proxy.engine.node_events import ModeChanged
 from proxy.frontends.hook_bridge import backfill
 from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
-from proxy.hooks_setup import DaemonHooks, may_be_hooks
+from proxy.hooks_setup import DaemonHooks, may_have_hooks
 from proxy.model.backoff import Backoff
 from proxy.model.errors import UnavailableError
 from proxy.model.mode import NodeMode
@@ -82,9 +82,9 @@ def test_without_hook_files_calls_do_not_wait_and_no_parts_are_made(
 ) -> None:
     async def scenario(world) -> None:
         async with running(world, directories) as made:
-            await world.until(lambda: world.wire.awaited is None)
+            await world.until(lambda: world.wire.hooks_ready is None)
             assert (await world.begin(await world.pod("ls", "LS"))).refused is None
-            assert (made.engine, made.library, made.page(), followers(world)) == (None, None, {}, [])
+            assert (made.engine, made.registry, made.page(), followers(world)) == (None, None, {}, [])
 
     run_scenario(scenario)
 
@@ -94,17 +94,17 @@ def test_calls_wait_for_the_hooks_that_are_there(run_scenario, directories: Dire
 
     async def scenario(world) -> None:
         async with running(world, directories):
-            assert world.wire.awaited is not None
+            assert world.wire.hooks_ready is not None
             await world.pod("ls", "LS")
             assert directories.calls() == ["called"]
-            assert world.wire.awaited is None
+            assert world.wire.hooks_ready is None
 
     run_scenario(scenario)
 
 
 def test_calls_wait_for_hooks_for_a_limited_time(run_scenario, directories: Directories, monkeypatch) -> None:
     directories.write("import time\ntime.sleep(2)\ndef pre_run_pod_sandbox(event):\n    record('called')\n")
-    monkeypatch.setattr(hooks_setup, "FIRST_S", 0.2)
+    monkeypatch.setattr(hooks_setup, "FIRST_SCAN_WAIT_S", 0.2)
 
     async def scenario(world) -> None:
         async with running(world, directories) as made:
@@ -119,8 +119,8 @@ def test_calls_do_not_wait_for_a_directory_that_hangs(
     run_scenario, directories: Directories, monkeypatch
 ) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(hooks_setup, "FIRST_S", 0.1)
-    monkeypatch.setattr(hooks_setup, "may_be_hooks", lambda config: gate.wait(60))
+    monkeypatch.setattr(hooks_setup, "FIRST_SCAN_WAIT_S", 0.1)
+    monkeypatch.setattr(hooks_setup, "may_have_hooks", lambda config: gate.wait(60))
 
     async def scenario(world) -> None:
         async with running(world, directories) as made:
@@ -174,7 +174,7 @@ def test_existing_containers_are_learned_when_the_runtime_answers(
 def test_hooks_are_synchronized_when_the_runtime_becomes_available_late(
     run_scenario, directories: Directories, monkeypatch
 ) -> None:
-    monkeypatch.setattr(hooks_setup, "FIRST_S", 0.2)
+    monkeypatch.setattr(hooks_setup, "FIRST_SCAN_WAIT_S", 0.2)
     directories.write("def synchronize(event):\n    record(len(event.containers))\n")
 
     async def scenario(world) -> None:
@@ -206,14 +206,14 @@ def test_closing_does_not_wait_long_for_a_hook_that_does_not_end(
 
 def test_only_valid_files_are_hooks(directories: Directories) -> None:
     config = directories.config
-    assert not may_be_hooks(config)
+    assert not may_have_hooks(config)
     config.vendor_directory.mkdir()
     (config.vendor_directory / "README").touch()
-    assert not may_be_hooks(config)
+    assert not may_have_hooks(config)
     assert config.server_directory is not None
     config.server_directory.mkdir()
     (config.server_directory / "koordlet.json").touch()
-    assert may_be_hooks(config)
+    assert may_have_hooks(config)
     (config.server_directory / "koordlet.json").unlink()
     (config.vendor_directory / "10-x.py").touch()
-    assert may_be_hooks(config)
+    assert may_have_hooks(config)

@@ -66,10 +66,10 @@ SCRIPT = """
 
     async def main():
         engine = HookEngine(say, lambda *_: None)
-        library = HookRegistry(config, engine, lambda: None, say, marks=root / "marks")
-        await library.scan_once()
+        registry = HookRegistry(config, engine, lambda: None, say, marks=root / "marks")
+        await registry.scan_once()
         print(sorted(engine.points))
-        await library.close()
+        await registry.close()
 
     asyncio.run(main())
 """

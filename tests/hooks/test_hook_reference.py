@@ -11,7 +11,7 @@ import pytest
 from proxy.hooks import api, reference
 from proxy.hooks.answers import FIELDS, Adjustment, Update
 from proxy.hooks.events import POINTS, PoolsChanged, PreCreateContainer, Shutdown
-from proxy.hooks.reference import documented, type_text
+from proxy.hooks.reference import class_docs_of, type_text
 
 PAGE = Path(__file__).parents[2] / "docs/hook-points.md"
 
@@ -73,7 +73,7 @@ def test_an_undocumented_field_is_an_error() -> None:
         there: int
 
     with pytest.raises(ValueError, match="cannot describe Undocumented: there not documented"):
-        documented(Undocumented)
+        class_docs_of(Undocumented)
 
 
 def test_documented_but_missing_fields_and_undocumented_classes_are_errors() -> None:
@@ -92,18 +92,18 @@ def test_documented_but_missing_fields_and_undocumented_classes_are_errors() -> 
         pass
 
     with pytest.raises(ValueError, match="cannot describe More: it has no gone"):
-        documented(More)
+        class_docs_of(More)
     with pytest.raises(ValueError, match="cannot describe Silent: its docstring"):
-        documented(Silent)
+        class_docs_of(Silent)
 
 
 def test_a_docstring_is_parsed() -> None:
-    reported = documented(Adjustment)
+    reported = class_docs_of(Adjustment)
     assert reported.prose == ("The changes that a hook requests.",)
     assert reported.after[0].startswith("Each point lists the fields that it takes")
     assert [row.names for row in reported.rows][:3] == [("cpus",), ("mems",), ("cpu_period", "cpu_quota")]
     assert reported.rows[0].text.endswith("`CLEAR``: the client's request is ignored.")
-    update = documented(Update).rows[-1]
+    update = class_docs_of(Update).rows[-1]
     assert dict(zip(update.names, update.types, strict=True))["unified"] == "Mapping[str, str]"
 
 

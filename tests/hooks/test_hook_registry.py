@@ -92,7 +92,7 @@ class Setup:
         self.logged: list[str] = []
         self.resolved: list[tuple[str, object]] = []
         self.everything: Callable[[], Synchronize | None] = lambda: None
-        self.library = HookRegistry(
+        self.registry = HookRegistry(
             self.config,
             self.engine,
             lambda: self.everything(),
@@ -113,26 +113,26 @@ class Setup:
     async def scan_settled(self) -> None:
         """Scan after the time in which a file counts as being written."""
         await asyncio.sleep(SETTLED_S + 0.05)
-        await self.library.scan_once()
+        await self.registry.scan_once()
 
     def entry(self, name: str) -> HookFileEntry:
-        return next(entry for entry in self.library.entries if entry.name == name)
+        return next(entry for entry in self.registry.entries if entry.name == name)
 
     def states(self) -> dict[str, str]:
-        return {entry.name: str(entry.state) for entry in self.library.entries}
+        return {entry.name: str(entry.state) for entry in self.registry.entries}
 
     until = staticmethod(until)
 
 
 @asynccontextmanager
 async def running(setup: Setup) -> AsyncIterator[None]:
-    task = asyncio.create_task(setup.library.run())
+    task = asyncio.create_task(setup.registry.run())
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await setup.library.close()
+        await setup.registry.close()
 
 
 def play(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -159,7 +159,7 @@ def test_added_changed_and_removed_files_are_noticed_soon(setup: Setup) -> None:
                 await setup.until(lambda e=expected: setup.engine.answers() == e)  # type: ignore[misc]
                 durations.append(time.monotonic() - began)
             assert min(durations) < 1
-            assert setup.library.entries == []
+            assert setup.registry.entries == []
 
     play(scenario)
 
@@ -171,16 +171,16 @@ def test_the_first_scan_waits_for_a_recent_file_but_not_for_a_slow_writer(
 
     async def scenario() -> None:
         setup.write("10-a.py", hook("one"))
-        await setup.library.scan_once(WAIT_S)
+        await setup.registry.scan_once(WAIT_S)
         assert setup.engine.answers() == ["one"]
         with setup.write("20-b.py", hook("two")).open("a"):
             setup.write("30-c.py", hook("three"))
-            await setup.library.scan_once(WAIT_S)
+            await setup.registry.scan_once(WAIT_S)
             assert setup.engine.answers() == ["one", "three"]
             assert setup.states()["20-b"] == "being read"
         await setup.scan_settled()
         assert setup.engine.answers() == ["one", "two", "three"]
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -206,14 +206,14 @@ def test_hooks_are_used_in_the_order_of_their_names(setup: Setup) -> None:
         setup.write("10-d.py", hook("masked"), setup.usr)
         await setup.scan_settled()
         assert setup.engine.answers() == ["05", "10", "50"]
-        masked = [entry for entry in setup.library.entries if entry.state is HookFileState.MASKED]
+        masked = [entry for entry in setup.registry.entries if entry.state is HookFileState.MASKED]
         assert [(e.name, e.path, e.error) for e in masked] == [
             ("10-d", f"{setup.usr}/10-d.py", f"{setup.etc}/10-d.py is used instead")
         ]
         (setup.etc / "10-d.py").unlink()
         await setup.scan_settled()
         assert setup.engine.answers() == ["05", "masked", "50"]
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -236,7 +236,7 @@ def test_a_new_version_is_ready_before_the_previous_one_ends(setup: Setup) -> No
         await setup.scan_settled()
         setup.write("10-a.py", hook("three", LIFE))
         await setup.scan_settled()
-        await setup.library.close()
+        await setup.registry.close()
         assert setup.engine.record == [
             "configure 10-a (one)", "synchronize 10-a (one)", "use one",
             "configure 10-a (two)", "synchronize 10-a (two)", "use two", "shutdown replaced (one)",
@@ -264,7 +264,7 @@ def test_hooks_are_synchronized_only_once_the_state_is_known(setup: Setup) -> No
         await setup.scan_settled()
         assert setup.engine.answers() == ["one", "two"]
         assert setup.reported == ["ZeroDivisionError: division by zero"]
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -280,7 +280,7 @@ def test_a_hook_that_fails_to_synchronize_or_shut_down_is_only_reported(setup: S
         path.unlink()
         await setup.scan_settled()
         assert setup.reported[1:] == ["ValueError: e"]
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -322,7 +322,7 @@ def test_a_broken_version_keeps_the_previous_one_until_it_is_fixed(
         await setup.scan_settled()
         assert setup.engine.answers() == ["two"]
         assert (setup.entry("10-a").state, setup.entry("10-a").error) == (HookFileState.RUNNING, "")
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -341,7 +341,7 @@ def test_a_restored_version_continues_without_a_reload(setup: Setup) -> None:
         await setup.scan_settled()
         assert (setup.entry("10-a").state, setup.entry("10-a").error) == (HookFileState.RUNNING, "")
         assert setup.engine.record == ["configure 10-a (one)", "use one"]
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -359,7 +359,7 @@ def test_an_untrusted_file_is_not_run_until_it_is_trusted(setup: Setup, tmp_path
         setup.etc.chmod(0o755)
         await setup.scan_settled()
         assert setup.engine.answers() == ["one"]
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -373,7 +373,7 @@ def test_an_empty_file_and_a_link_to_dev_null_disable(setup: Setup) -> None:
         (setup.etc / "20-b.py").symlink_to("/dev/null")
         await setup.scan_settled()
         assert setup.engine.answers() == ["30-c.py"]
-        files = [(e.name, str(e.state)) for e in setup.library.entries]
+        files = [(e.name, str(e.state)) for e in setup.registry.entries]
         assert files == [
             ("10-a", "disabled"), ("10-a", "masked"), ("20-b", "disabled"), ("20-b", "masked"),
             ("30-c", "running"),
@@ -384,7 +384,7 @@ def test_an_empty_file_and_a_link_to_dev_null_disable(setup: Setup) -> None:
         (setup.etc / "20-b.py").unlink()
         await setup.scan_settled()
         assert setup.engine.answers() == ["10-a.py", "20-b.py", "30-c.py"]
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -433,7 +433,7 @@ def test_the_problems_of_a_file_end_when_it_is_repaired_disabled_or_removed(
             setup.write("10-a.py", repaired)
         await setup.scan_settled()
         assert setup.resolved == problems
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -491,7 +491,7 @@ def test_a_hook_that_hangs_in_configure_does_not_block_other_hooks(setup: Setup)
             setup.write("10-a.py", hook("newer", "def configure(event): pass\n"))
             await setup.until(lambda: setup.engine.answers() == ["b"])
             for _ in range(3):  # one version at a time, for any number of scans
-                await setup.library._scan()
+                await setup.registry._scan()
             assert setup.engine.record == ["configure 10-a (a)", "use b"]
             gate.set()
             await setup.until(lambda: setup.engine.answers() == ["newer", "b"])
@@ -503,7 +503,7 @@ def test_temporary_failures_are_retried_with_backoff(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "RETRY_DELAYS", Backoff(5.0, 11.0))
-    setup.library = HookRegistry(
+    setup.registry = HookRegistry(
         setup.config, setup.engine, lambda: None, reasons(setup.reported), clock=lambda: setup.now
     )
     lacks = f"__import__('os').stat({str(tmp_path / 'there')!r})"
@@ -517,8 +517,8 @@ def test_temporary_failures_are_retried_with_backoff(
         for _ in range(36):
             setup.now += 1
             before = len(setup.reported)
-            await setup.library.scan_once(0)
-            while setup.library._tasks:
+            await setup.registry.scan_once(0)
+            while setup.registry._tasks:
                 await asyncio.sleep(0.005)
             if len(setup.reported) > before:
                 tried.append((setup.now, len(setup.reported) - before))
@@ -615,7 +615,7 @@ def test_settings_of_missing_hooks_are_reported_once(tmp_path: Path) -> None:
             "hooks.settings.10-b: there is no such hook; did you mean 10-a?",
             "hooks.settings.koordlet.config: it is a server, which is configured elsewhere",
         ]
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -651,7 +651,7 @@ def test_servers_are_added_and_an_invalid_file_affects_no_other(setup: Setup, te
         path.unlink()
         await setup.scan_settled()
         assert setup.engine.names() == ["10-a"]
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -691,7 +691,7 @@ def test_hooks_of_a_directory_that_cannot_be_listed_are_kept(
         await setup.scan_settled()
         assert setup.engine.answers() == ["a"]
         assert setup.reported == [f"cannot look for hooks in {setup.etc}: Input/output error"]
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -706,7 +706,7 @@ def test_an_internal_error_does_not_affect_other_hooks(setup: Setup, monkeypatch
         assert setup.engine.answers() == ["a"]
         cause = "ZeroDivisionError: division by zero"
         assert setup.reported == [f"cannot bring hook {path} into use: {cause}"]
-        assert setup.library._records["10-a"].retry_at is not None, "it is tried again"
+        assert setup.registry._records["10-a"].retry_at is not None, "it is tried again"
         monkeypatch.setattr("proxy.hooks.registry.scan_directories", lambda *_: 1 / 0)
         async with running(setup):
             await setup.until(lambda: len(setup.reported) > 1)
@@ -741,15 +741,15 @@ def test_scans_that_cost_much_are_rare(
 
 def test_a_scan_can_be_cancelled_while_a_hook_comes_into_use(setup: Setup) -> None:
     async def scenario() -> None:
-        task = asyncio.create_task(setup.library.run())
+        task = asyncio.create_task(setup.registry.run())
         await asyncio.sleep(0.2)
-        setup.library._wake.set()
+        setup.registry._wake.set()
         await asyncio.sleep(0)
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=WAIT_S)
         assert done
         assert task.cancelled()
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -761,9 +761,9 @@ def test_closing_waits_for_hooks_for_a_limited_time(setup: Setup, monkeypatch: p
         setup.engine.gates["configure"] = asyncio.Event()
         setup.write("10-a.py", hook("a", "def configure(event): pass\n"))
         await asyncio.sleep(SETTLED_S + 0.05)
-        await setup.library.scan_once(timeout=0.1)
+        await setup.registry.scan_once(timeout=0.1)
         assert setup.engine.record == ["configure 10-a (a)"]
-        await setup.library.close()
+        await setup.registry.close()
         assert setup.engine.answers() == []
 
     asyncio.run(scenario())
@@ -776,7 +776,7 @@ def test_loaded_and_removed_hooks_are_logged(setup: Setup) -> None:
         path.unlink()
         await setup.scan_settled()
         assert setup.logged == [f"hook loaded hook=10-a path={path}", "hook unloaded hook=10-a"]
-        await setup.library.close()
+        await setup.registry.close()
 
     play(scenario)
 
@@ -795,8 +795,8 @@ def test_the_real_engine_follows_the_files(setup: Setup) -> None:
 
     async def scenario() -> None:
         engine = Real(reasons(setup.reported), lambda *_: None)
-        library = HookRegistry(setup.config, engine, lambda: None, reasons(setup.reported))
-        setup.library = library
+        hook_registry = HookRegistry(setup.config, engine, lambda: None, reasons(setup.reported))
+        setup.registry = hook_registry
 
         async def call_engine() -> Any:
             answers = engine.call_hooks(PreCreateContainer(PodFacts(), ContainerFacts(), Decision()))
@@ -810,12 +810,12 @@ def test_the_real_engine_follows_the_files(setup: Setup) -> None:
             assert outcome.owners == {"envs[WORD]": "10-a"}
         setup.write("10-a.py", f"{HEAD}def configure(event): raise ValueError('no')\n")
         await setup.scan_settled()
-        assert "ValueError: no" in library.entries[0].error
+        assert "ValueError: no" in hook_registry.entries[0].error
         assert (await call_engine()).adjustment.envs == {"WORD": "two['10-a']"}
         (setup.etc / "10-a.py").unlink()
         await setup.scan_settled()
         assert engine.points == frozenset()
-        await library.close()
+        await hook_registry.close()
         engine.close()
 
     play(scenario)

@@ -18,11 +18,11 @@ from proxy.hooks.facts import Decision, Device, Mount
 from proxy.hooks.hook import Outcome
 from proxy.hooks.samples import MACHINES, machine, sample
 from proxy.hooks.serialize import (
-    adjustment_to,
-    event_from,
-    event_to,
+    adjustment_to_data,
+    event_from_data,
+    event_to_data,
     example,
-    outcome_to,
+    outcome_to_data,
 )
 from proxy.model.errors import InputError
 from proxy.model.idset import CpuSet, Mask
@@ -74,14 +74,14 @@ def run(**pod: object) -> dict[str, object]:
 @given(data=st.data())
 def test_an_event_is_unchanged_by_a_round_trip_through_json(name: str, data: st.DataObject) -> None:
     event = data.draw(values(POINTS[name]))
-    text = json.dumps(event_to(event))
-    assert event_from(json.loads(text)) == event
+    text = json.dumps(event_to_data(event))
+    assert event_from_data(json.loads(text)) == event
 
 
 @settings(max_examples=100, deadline=None)
 @given(values(Adjustment))
 def test_an_adjustment_is_unchanged_by_a_round_trip_and_has_only_its_fields(adjustment: Adjustment) -> None:
-    data = adjustment_to(adjustment)
+    data = adjustment_to_data(adjustment)
     assert adjustment_from(json.loads(json.dumps(data))) == adjustment
     assert set(data) == {name for name, _ in adjustment.set_fields()}
 
@@ -95,7 +95,7 @@ def test_none_and_removal_are_distinguished() -> None:
         devices={"/dev/x": Device("/dev/x", "/dev/y")},
         updates={"c1": Update(cpus=CpuSet((1, 2)), unified={"memory.high": "1"}), "c2": Update()},
     )
-    assert adjustment_to(adjustment) == {
+    assert adjustment_to_data(adjustment) == {
         "cpus": None,
         "mems": "0-1",
         "envs": {"A": "b", "C": None},
@@ -118,7 +118,7 @@ def test_none_and_removal_are_distinguished() -> None:
 def test_the_example_of_each_point_has_all_its_fields_and_is_the_sample(name: str) -> None:
     data = json.loads(json.dumps(example(name)))
     assert set(data) == {"point"} | {field.name for field in dataclasses.fields(POINTS[name])}
-    assert event_from(data) == sample(name)
+    assert event_from_data(data) == sample(name)
     assert len(json.dumps(data)) < 8000, "an example fits on a page"
 
 
@@ -129,12 +129,12 @@ def test_there_is_no_example_of_an_unknown_point() -> None:
 
 def test_missing_keys_have_the_values_of_the_engine() -> None:
     decision = {"pool": "own", "cpus": "2-3", "own": "2-3", "mems": "1"}
-    event = event_from({"point": "pre_create_container", "decision": decision})
+    event = event_from_data({"point": "pre_create_container", "decision": decision})
     assert isinstance(event, PreCreateContainer)
     assert event.decision.allowed == CpuSet((2, 3))
     assert event.decision.allowed_mems == Mask((1,))
     assert event.pod.ref == "/"
-    reported = event_from({"point": "pre_create_container", "decision": {"cpus": "2", "allowed": "0-7"}})
+    reported = event_from_data({"point": "pre_create_container", "decision": {"cpus": "2", "allowed": "0-7"}})
     assert isinstance(reported, PreCreateContainer)
     assert reported.decision.allowed == CpuSet(range(8))
     assert Decision().allowed == CpuSet()
@@ -165,12 +165,12 @@ def test_missing_keys_have_the_values_of_the_engine() -> None:
 )  # fmt: skip
 def test_invalid_data_is_refused_with_its_path(data: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        event_from(data)
+        event_from_data(data)
 
 
 def test_an_outcome_names_the_hook_of_each_change() -> None:
     outcome = Outcome(Adjustment(cpu_quota=-1), {"cpu_quota": "20-quota-off"}, "")
-    assert outcome_to(outcome) == {
+    assert outcome_to_data(outcome) == {
         "adjustment": {"cpu_quota": -1},
         "owners": {"cpu_quota": "20-quota-off"},
         "refusal": "",
@@ -183,4 +183,4 @@ def test_settings_of_a_hook_become_an_object() -> None:
         root: str = "/run"
 
     event = Configure(Settings(), "30-example")
-    assert event_to(event) == {"point": "configure", "settings": {"root": "/run"}, "name": "30-example"}
+    assert event_to_data(event) == {"point": "configure", "settings": {"root": "/run"}, "name": "30-example"}

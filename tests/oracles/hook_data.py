@@ -10,7 +10,7 @@ def adjustment_from(data: object) -> Adjustment:
     """Make an adjustment of plain data.
 
     Raises:
-        InputError: As for ``event_from``.
+        InputError: As for ``event_from_data``.
     """
     made: Adjustment = _record(Adjustment, _object(data, "the adjustment"), "")
     return made

@@ -22,7 +22,7 @@ from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown
 from proxy.hooks.facts import Device, Mount
 from proxy.hooks.hook import Outcome
 from proxy.hooks.loader.loading import Loaded, load_file
-from proxy.hooks.serialize import event_to, outcome_to
+from proxy.hooks.serialize import event_to_data, outcome_to_data
 from proxy.hooks.status_data import hooks_page
 from proxy.model import schema_ids
 from proxy.model.errors import ConfigError, HookError, InputError, PermissionDeniedError, UsageError
@@ -127,13 +127,13 @@ def _read_events(files: Sequence[str], examples: Sequence[str]) -> list[Point]:
         UsageError: There is no such point.
     """
     if examples:
-        return [serialize.event_from(example(point)) for point in examples]
+        return [serialize.event_from_data(example(point)) for point in examples]
     events = []
     for file in files:
         data = _read(file)
         for at, entry in enumerate(data if isinstance(data, list) else [data]):
             try:
-                events.append(serialize.event_from(entry))
+                events.append(serialize.event_from_data(entry))
             except InputError as error:
                 which = f"event {at + 1} of {_named(file)}" if isinstance(data, list) else _named(file)
                 raise InputError(f"{error} (in {which})") from error
@@ -174,7 +174,8 @@ def _read(file: str) -> object:
 def run_data(done: DryRunResult) -> dict[str, Any]:
     """Return the changes that hooks requested as plain data."""
     requested = [
-        {"event": event_to(result.event), "outcome": outcome_to(result.outcome)} for result in done.results
+        {"event": event_to_data(result.event), "outcome": outcome_to_data(result.outcome)}
+        for result in done.results
     ]
     return {"schema": schema_ids.HOOKS_RUN, "asked": requested, "hooks": hooks_page((), done.reports)}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from proxy.hooks.answers import FIELDS
 from proxy.hooks.events import POINTS, VALIDATES, Point
-from proxy.hooks.reference import ANSWERS, FACTS, answers_at, documented, short_answer, type_text, types_of
+from proxy.hooks.reference import ANSWERS, FACTS, answers_at, class_docs_of, short_answer, type_text, types_of
 from proxy.model import schema_ids
 from proxy.model.errors import UsageError
 from proxy.observe.json_access import cut, table
@@ -19,7 +19,7 @@ def overview(width: int) -> Iterator[str]:
     """Yield all points in one line each."""
     rows = [("POINT", "MAY ANSWER", "WHEN")]
     for name, point in POINTS.items():
-        rows.append((name, short_answer(point), documented(point).prose[0]))
+        rows.append((name, short_answer(point), class_docs_of(point).prose[0]))
     yield from (cut(line, width) for line in table(rows))
 
 
@@ -30,7 +30,7 @@ def point_lines(name: str, width: int) -> list[str]:
         UsageError: There is none of this name.
     """
     point, cls = _named(name)
-    documentation = documented(cls)
+    documentation = class_docs_of(cls)
     lines = [f"{point.NAME}(event: {point.__name__})" if point else documentation.name]
     for text in documentation.prose:
         lines += _wrapped(text, width, "  ")
@@ -82,7 +82,7 @@ def points_data(names: Sequence[str]) -> dict[str, object]:
 
 
 def _class_data(cls: type) -> dict[str, object]:
-    documentation = documented(cls)
+    documentation = class_docs_of(cls)
     fields = [
         {"name": name, "type": type_text(text, str) if text else "", "help": row.text}
         for row in documentation.rows

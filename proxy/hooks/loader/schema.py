@@ -36,7 +36,7 @@ _DESCRIPTIONS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SettingKey:
     """One key that a hook's settings have.
 
     Attributes:
@@ -56,7 +56,7 @@ class Key:
     read: Callable[[Any], Any]
 
 
-def keys_of(settings: Any) -> list[Key]:
+def keys_of(settings: Any) -> list[SettingKey]:
     """Read what a hook's ``Settings`` declares.
 
     Args:
@@ -104,7 +104,7 @@ def settings_of(settings: Any, given: Mapping[str, Any] | None, where: str) -> A
 
 
 def _read(
-    known: Mapping[str, Key], given: Mapping[str, Any], where: str, values: dict[str, Any]
+    known: Mapping[str, SettingKey], given: Mapping[str, Any], where: str, values: dict[str, Any]
 ) -> Iterator[str]:
     for name, value in given.items():
         key = known.get(name)
@@ -123,7 +123,7 @@ def _read(
             )
 
 
-def _key(item: dataclasses.Field[Any], kind: Any) -> Key:
+def _key(item: dataclasses.Field[Any], kind: Any) -> SettingKey:
     try:
         wants, read = _reader(kind)
     except ValueError as error:
@@ -132,13 +132,13 @@ def _key(item: dataclasses.Field[Any], kind: Any) -> Key:
     if item.default_factory is not dataclasses.MISSING:
         default = item.default_factory()
     required = default is dataclasses.MISSING
-    if kind in _SIMPLE and not required and default is not None:
+    if kind in _READERS and not required and default is not None:
         try:
             read(default)
         except ValueError as error:
             place = f"Settings.{item.name}" + ("" if str(error).startswith("[") else ": ")
             raise HookError(f"the default of {place}{error}") from error
-    return Key(item.name, wants, default, required, str(item.metadata.get("help", "")), read)
+    return SettingKey(item.name, wants, default, required, str(item.metadata.get("help", "")), read)
 
 
 def _reader(kind: Any) -> tuple[str, Callable[[Any], Any]]:
@@ -151,17 +151,17 @@ def _reader(kind: Any) -> tuple[str, Callable[[Any], Any]]:
     if origin in (typing.Union, types.UnionType) and len(args) == 2 and types.NoneType in args:
         return _reader(next(arg for arg in args if arg is not types.NoneType))
     if origin is typing.Literal:
-        return _one_of(args)
+        return _choice_reader(args)
     if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
-        message, read_value = _one_of(tuple(str(member) for member in kind))
+        message, read_value = _choice_reader(tuple(str(member) for member in kind))
         return message, lambda value: kind(read_value(value))
-    simple = _SIMPLE.get(kind)
-    if simple is None:
+    reader = _READERS.get(kind)
+    if reader is None:
         raise ValueError(f"is a {kind.__name__ if isinstance(kind, type) and not args else kind}")
-    return simple
+    return reader
 
 
-def _one_of(values: tuple[Any, ...]) -> tuple[str, Callable[[Any], Any]]:
+def _choice_reader(values: tuple[Any, ...]) -> tuple[str, Callable[[Any], Any]]:
     message = ", ".join(str(value) for value in values)
 
     def read(value: Any) -> Any:
@@ -183,7 +183,7 @@ def _described(value: Any) -> str:
     return repr(value)[:40]
 
 
-def _plain(kind: type, wants: str) -> tuple[str, Callable[[Any], Any]]:
+def _plain_reader(kind: type, wants: str) -> tuple[str, Callable[[Any], Any]]:
     def read(value: Any) -> Any:
         fits = isinstance(value, (int, float) if kind is float else kind)
         if not fits or (isinstance(value, bool) and kind is not bool):
@@ -194,8 +194,8 @@ def _plain(kind: type, wants: str) -> tuple[str, Callable[[Any], Any]]:
     return wants, read
 
 
-def _several(kind: type, many: str, make: Callable[[list[Any]], Any]) -> tuple[str, Callable[[Any], Any]]:
-    read_value = _SIMPLE[kind][1]
+def _list_reader(kind: type, many: str, make: Callable[[list[Any]], Any]) -> tuple[str, Callable[[Any], Any]]:
+    read_value = _READERS[kind][1]
 
     def read(value: Any) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str):
@@ -205,8 +205,8 @@ def _several(kind: type, many: str, make: Callable[[list[Any]], Any]) -> tuple[s
     return f"a list of {many}", read
 
 
-def _pairs(kind: type, many: str) -> tuple[str, Callable[[Any], Any]]:
-    read_value = _SIMPLE[kind][1]
+def _map_reader(kind: type, many: str) -> tuple[str, Callable[[Any], Any]]:
+    read_value = _READERS[kind][1]
 
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -223,13 +223,13 @@ def _inner(place: str, read: Callable[[Any], Any], value: Any) -> Any:
         raise ValueError(f"{place}: {error}") from error
 
 
-_SIMPLE: dict[Any, tuple[str, Callable[[Any], Any]]] = {
-    bool: _plain(bool, "true or false"),
-    int: _plain(int, "a whole number"),
-    float: _plain(float, "a number"),
-    str: _plain(str, "a string"),
+_READERS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
+    bool: _plain_reader(bool, "true or false"),
+    int: _plain_reader(int, "a whole number"),
+    float: _plain_reader(float, "a number"),
+    str: _plain_reader(str, "a string"),
 }
 for _of, _many in ((str, "strings"), (int, "whole numbers"), (float, "numbers")):
-    _SIMPLE[list[_of]] = _several(_of, _many, list)  # type: ignore[valid-type]
-    _SIMPLE[tuple[_of, ...]] = _several(_of, _many, tuple)  # type: ignore[valid-type]
-    _SIMPLE[dict[str, _of]] = _pairs(_of, _many)  # type: ignore[valid-type]
+    _READERS[list[_of]] = _list_reader(_of, _many, list)  # type: ignore[valid-type]
+    _READERS[tuple[_of, ...]] = _list_reader(_of, _many, tuple)  # type: ignore[valid-type]
+    _READERS[dict[str, _of]] = _map_reader(_of, _many)  # type: ignore[valid-type]

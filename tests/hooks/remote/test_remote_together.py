@@ -189,7 +189,7 @@ class ServerDirectory:
             settings=settings,
         )
         self.engine = HookEngine(of_hooks(self.errors), lambda _updates, _owners: None)
-        self.library = HookRegistry(config, self.engine, lambda: None, of_hooks(self.errors))
+        self.registry = HookRegistry(config, self.engine, lambda: None, of_hooks(self.errors))
 
     def write(self, name: str, content: str) -> None:
         file = self.path / name
@@ -199,19 +199,19 @@ class ServerDirectory:
     async def wait_for_states(self, **states: HookFileState) -> None:
         """Scan until the entries have exactly these states."""
         async with asyncio.timeout(20):
-            while {entry.name: entry.state for entry in self.library.entries} != states:
-                await self.library.scan_once()
+            while {entry.name: entry.state for entry in self.registry.entries} != states:
+                await self.registry.scan_once()
                 await asyncio.sleep(0.02)
 
     async def wait_for_report(self, text: str) -> None:
         """Scan until an error with this text is reported."""
         async with asyncio.timeout(20):
             while not any(text in complaint for complaint in self.errors):
-                await self.library.scan_once()
+                await self.registry.scan_once()
                 await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        await self.library.close()
+        await self.registry.close()
         self.engine.close()
 
     async def call_hooks_once(self) -> Outcome:
@@ -237,7 +237,7 @@ def test_server_files_may_be_added_changed_broken_and_removed(
         watched.write("b.json", server_file(other))
         await watched.wait_for_states(a=HookFileState.RUNNING, b=HookFileState.RUNNING)
         assert (await watched.call_hooks_once()).adjustment == Adjustment(cpu_shares=77, cpu_period=5000)
-        by_name = {entry.name: entry for entry in watched.library.entries}
+        by_name = {entry.name: entry for entry in watched.registry.entries}
         assert (by_name["b"].policy, by_name["b"].timeout, by_name["b"].server) == ("Fail", 3.0, True)
         assert (by_name["a"].policy, by_name["a"].timeout) == ("Ignore", 5.0)
         watched.write("a.json", "{")
