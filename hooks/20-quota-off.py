@@ -73,7 +73,7 @@ def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
 
 def pre_start_container(event: PreStartContainer) -> None:
     """Remove the quota of the pod's cgroup."""
-    _open(event.pod, event.decision)
+    _remove_pod_quota(event.pod, event.decision)
 
 
 def pre_update_container_resources(event: PreUpdateContainerResources) -> Adjustment | None:
@@ -85,10 +85,10 @@ def pre_update_container_resources(event: PreUpdateContainerResources) -> Adjust
 
 def post_update_container_resources(event: PostUpdateContainerResources) -> None:
     """Remove the quota of the pod's cgroup again, because a resize sets it."""
-    _open(event.pod, event.decision)
+    _remove_pod_quota(event.pod, event.decision)
 
 
-def _open(pod: PodFacts, decision: Decision) -> None:
+def _remove_pod_quota(pod: PodFacts, decision: Decision) -> None:
     """Remove the quota of the pod's cgroup; if that fails, the containers' own quotas are still off."""
     if not _settings.pod or not _chosen(pod, decision):
         return

@@ -110,7 +110,7 @@ class Settings:
 
 
 _settings = Settings()
-_known = ContainerTracker()
+_containers = ContainerTracker()
 
 
 def configure(event: Configure) -> None:
@@ -121,7 +121,7 @@ def configure(event: Configure) -> None:
 
 def synchronize(event: Synchronize) -> None:
     """Write the files of all containers, and remove those of containers that are gone."""
-    existing = _known.handle(event)
+    existing = _containers.handle(event)
     _write_all(existing)
     kept = {_directory(member.uid, member.name, member.attempt) for member in existing}
     _sweep(path for path in Path(_settings.root).glob("*/*") if path not in kept)
@@ -133,7 +133,9 @@ def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
     if not _chosen(pod, decision):
         return None
     place = _settings.mount
-    peers = {member.name: member.cpus for member in _known.of_pod(pod.uid) if member.name != container.name}
+    peers = {
+        member.name: member.cpus for member in _containers.of_pod(pod.uid) if member.name != container.name
+    }
     lines = _lines(decision.own, decision.cpus, decision.mems, peers)
     envs = {name: value for name, value in lines.items() if name not in container.envs}
     mounts: dict[str, Mount] = {}
@@ -151,32 +153,32 @@ def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
 
 def post_create_container(event: PostCreateContainer) -> None:
     """Record the container's id, and update its peers."""
-    _write_all(_known.handle(event))
+    _write_all(_containers.handle(event))
 
 
 def post_start_container(event: PostStartContainer) -> None:
     """Write the CPUs that it has now: pools may have changed since the create."""
-    _write_all(_known.handle(event))
+    _write_all(_containers.handle(event))
 
 
 def post_update_container_resources(event: PostUpdateContainerResources) -> None:
     """Write the CPUs that it has now."""
-    _write_all(_known.handle(event))
+    _write_all(_containers.handle(event))
 
 
 def pools_changed(event: PoolsChanged) -> None:
     """Update all containers whose CPUs have changed."""
-    _write_all(_known.handle(event))
+    _write_all(_containers.handle(event))
 
 
 def post_stop_container(event: PostStopContainer) -> None:
     """Update its peers."""
-    _write_all(_known.handle(event))
+    _write_all(_containers.handle(event))
 
 
 def post_remove_container(event: PostRemoveContainer) -> None:
     """Remove the container's directory, and update its peers."""
-    gone = _known.handle(event)
+    gone = _containers.handle(event)
     directory = _directory(event.pod.uid, event.container.name, event.container.attempt)
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)
@@ -190,7 +192,7 @@ def post_remove_pod_sandbox(event: PostRemovePodSandbox) -> None:
 
     The pod may have a new sandbox, in which a container is being created.
     """
-    if _PLAIN.fullmatch(event.pod.uid) and not _known.of_pod(event.pod.uid):
+    if _PLAIN.fullmatch(event.pod.uid) and not _containers.of_pod(event.pod.uid):
         _sweep((Path(_settings.root) / event.pod.uid).glob("*"))
 
 
@@ -218,8 +220,8 @@ def _lines(own: CpuSet, cpus: CpuSet, mems: Mask | None, peers: Mapping[str, Cpu
         _settings.memory: str(mems or ""),
     }
     if _settings.peers:
-        for name, theirs in sorted(peers.items()):
-            lines[_settings.peer_prefix + re.sub("[^A-Z0-9]", "_", name.upper())] = str(theirs)
+        for name, peer_cpus in sorted(peers.items()):
+            lines[_settings.peer_prefix + re.sub("[^A-Z0-9]", "_", name.upper())] = str(peer_cpus)
     return {name: value for name, value in lines.items() if name}
 
 
@@ -228,11 +230,15 @@ def _write_all(changed: Iterable[Member]) -> None:
     keys = {(member.uid, member.name, member.attempt) for member in changed}
     for uid in {uid for uid, _, _ in keys}:
         with _writing:  # the file that is written last has the newest facts
-            pod = _known.of_pod(uid)
+            pod = _containers.of_pod(uid)
             for member in pod:
                 directory = _directory(member.uid, member.name, member.attempt)
-                mine = (member.uid, member.name, member.attempt) in keys
-                if directory is None or not (mine or _settings.peers) or not (directory / FILE).exists():
+                is_changed = (member.uid, member.name, member.attempt) in keys
+                if (
+                    directory is None
+                    or not (is_changed or _settings.peers)
+                    or not (directory / FILE).exists()
+                ):
                     continue
                 peers = {peer.name: peer.cpus for peer in pod if peer.name != member.name}
                 with contextlib.suppress(FileNotFoundError):  # the container has just been removed

@@ -50,7 +50,7 @@ from proxy.logs import log
 API_VERSION = 1
 TIMEOUT = 10.0  # a machine may have thousands of interrupts
 
-AGAIN_S = 30.0
+RECHECK_S = 30.0
 """After this time the files are checked again although the owners are the same."""
 
 
@@ -84,8 +84,8 @@ class _State:
         self.settings = settings
         self.owners: OwnerTracker[bool] = OwnerTracker(self.applies_to)
         self.lock = threading.Lock()
-        self.last: CpuSet | None = None
-        self.at = 0.0
+        self.claimed_cpus: CpuSet | None = None
+        self.claimed_at = 0.0
         self.stay = 0
 
     def applies_to(self, pod: PodFacts) -> bool | None:
@@ -106,46 +106,46 @@ def configure(event: Configure) -> None:
 
 def synchronize(event: Synchronize) -> None:
     """Keep interrupts off the CPUs of all current owners, and off no others."""
-    _follow(event)
+    _handle(event)
 
 
 def machine_changed(event: MachineChanged) -> None:
     """Record which CPUs are online."""
-    _follow(event)
+    _handle(event)
 
 
 def pools_changed(event: PoolsChanged) -> None:
     """React to owners whose CPUs have changed."""
-    _follow(event)
+    _handle(event)
 
 
 def post_create_container(event: PostCreateContainer) -> None:
     """Keep interrupts off a new owner's CPUs."""
-    _follow(event)
+    _handle(event)
 
 
 def post_start_container(event: PostStartContainer) -> None:
     """Keep interrupts off the owner's CPUs now at the latest."""
-    _follow(event)
+    _handle(event)
 
 
 def post_stop_container(event: PostStopContainer) -> None:
     """Release the interrupts of the container."""
-    _follow(event)
+    _handle(event)
 
 
 def post_remove_container(event: PostRemoveContainer) -> None:
     """Release the interrupts that were kept off for a container that never ran."""
-    _follow(event)
+    _handle(event)
 
 
 def shutdown(event: Shutdown) -> None:
     """Release the interrupts, unless a new version of this file has taken over."""
     if event.reason == "removed" or (event.reason == "stop" and _state.settings.give_back):
-        _claim(CpuSet(), always=True)
+        _claim(CpuSet(), force=True)
 
 
-def _follow(
+def _handle(
     event: Synchronize
     | MachineChanged
     | PoolsChanged
@@ -155,18 +155,22 @@ def _follow(
     | PostRemoveContainer,
 ) -> None:
     _state.owners.handle(event)
-    _claim(_state.owners.cpus(), always=isinstance(event, Synchronize | MachineChanged))
+    _claim(_state.owners.cpus(), force=isinstance(event, Synchronize | MachineChanged))
 
 
-def _claim(cpus: CpuSet, *, always: bool) -> None:
+def _claim(cpus: CpuSet, *, force: bool) -> None:
     state, settings = _state, _state.settings
     with state.lock:
         now = time.monotonic()
-        if not always and cpus == (state.last or CpuSet()) and (not cpus or now < state.at + AGAIN_S):
+        if (
+            not force
+            and cpus == (state.claimed_cpus or CpuSet())
+            and (not cpus or now < state.claimed_at + RECHECK_S)
+        ):
             return
         irqs = shared_irqs(Path(settings.proc), Path(settings.state))
         moved = irqs.claim(state.name, cpus, state.owners.online)
-        state.last, state.at = cpus, now
+        state.claimed_cpus, state.claimed_at = cpus, now
         if moved.written or moved.stay != state.stay:
             log.info("moved interrupts", off=str(cpus), written=moved.written, stay=moved.stay)
         state.stay = moved.stay

@@ -105,7 +105,7 @@ class _State:
         self.power = Power(Path(settings.sysfs), Path(settings.power_state))
         self.machine: Machine | None = None
         self.lock = threading.Lock()
-        self.quiet = CpuSet()
+        self.cpus_without_irqs = CpuSet()
 
     def settings_of(self, pod: PodFacts) -> CrioSettings | None:
         """Return the settings that a pod requests; None if there is no work in the background."""
@@ -135,7 +135,7 @@ def configure(event: Configure) -> None:
 
 def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
     """Remove the container's quota, and set its housekeeping CPUs."""
-    settings = _wish(event.pod, event.decision)
+    settings = _requested_settings(event.pod, event.decision)
     if settings is None:
         return None
     off = settings.quota_off and event.container.resources.cpu_quota > 0
@@ -147,14 +147,14 @@ def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
 
 def pre_start_container(event: PreStartContainer) -> None:
     """Remove the quota of the pod's cgroup."""
-    settings = _wish(event.pod, event.decision)
+    settings = _requested_settings(event.pod, event.decision)
     if settings is not None and settings.quota_off:
         _try(event.pod, lambda: open_quota(Path(_state.settings.cgroup_root), event.pod))
 
 
 def pre_update_container_resources(event: PreUpdateContainerResources) -> Adjustment | None:
     """Keep the quota off when kubelet sets one."""
-    settings = _wish(event.pod, event.decision)
+    settings = _requested_settings(event.pod, event.decision)
     if settings is None or not settings.quota_off or event.asked.cpu_quota < 1:
         return None
     return Adjustment(cpu_quota=-1)
@@ -163,41 +163,41 @@ def pre_update_container_resources(event: PreUpdateContainerResources) -> Adjust
 def synchronize(event: Synchronize) -> None:
     """Apply the settings of all owners' pods, and restore the values of all other CPUs."""
     _state.machine = event.machine
-    _follow(event, always=True)
+    _handle(event, force=True)
 
 
 def machine_changed(event: MachineChanged) -> None:
     """Record which CPUs are online."""
     _state.machine = event.after
-    _follow(event, always=True)
+    _handle(event, force=True)
 
 
 def pools_changed(event: PoolsChanged) -> None:
     """React to owners whose CPUs have changed."""
-    _follow(event)
+    _handle(event)
 
 
 def post_create_container(event: PostCreateContainer) -> None:
     """Prepare the CPUs of a new owner."""
-    _follow(event)
+    _handle(event)
 
 
 def post_start_container(event: PostStartContainer) -> None:
     """Prepare the CPUs now at the latest, and take the container out of load balancing."""
-    _follow(event)
-    settings = _wish(event.pod, event.decision)
+    _handle(event)
+    settings = _requested_settings(event.pod, event.decision)
     if settings is not None and settings.balance_off:
-        _try(event.pod, lambda: _unbalance(event))
+        _try(event.pod, lambda: _disable_load_balancing(event))
 
 
 def post_stop_container(event: PostStopContainer) -> None:
     """Restore the settings."""
-    _follow(event)
+    _handle(event)
 
 
 def post_remove_container(event: PostRemoveContainer) -> None:
     """Restore the settings of a container that never ran."""
-    _follow(event)
+    _handle(event)
 
 
 def shutdown(event: Shutdown) -> None:
@@ -220,21 +220,21 @@ _Event = (
 )
 
 
-def _wish(pod: PodFacts, decision: Decision) -> CrioSettings | None:
+def _requested_settings(pod: PodFacts, decision: Decision) -> CrioSettings | None:
     return _state.settings_of(pod) if decision.own else None
 
 
-def _follow(event: _Event, *, always: bool = False) -> None:
+def _handle(event: _Event, *, force: bool = False) -> None:
     state = _state
     state.owners.handle(event)
     with state.lock:
-        quiet = state.owners.cpus(_without_interrupts)
-        if always or quiet != state.quiet:
-            _try(None, lambda: _irqs(quiet))
+        cpus = state.owners.cpus(_cpus_without_irqs)
+        if force or cpus != state.cpus_without_irqs:
+            _try(None, lambda: _irqs(cpus))
         _try(None, lambda: state.power.apply((own, settings) for own, settings in state.owners.all()))
 
 
-def _without_interrupts(settings: CrioSettings, own: CpuSet) -> CpuSet:
+def _cpus_without_irqs(settings: CrioSettings, own: CpuSet) -> CpuSet:
     if settings.irqs == "housekeeping":
         return own - _housekeeping(own)
     return own if settings.irqs else CpuSet()
@@ -253,12 +253,12 @@ def _irqs(cpus: CpuSet) -> None:
     moved = shared_irqs(Path(settings.proc), Path(settings.irq_state)).claim(
         _state.name, cpus, _state.owners.online
     )
-    _state.quiet = cpus
+    _state.cpus_without_irqs = cpus
     if moved.written:
         log.info("moved interrupts", off=str(cpus), written=moved.written, stay=moved.stay)
 
 
-def _unbalance(event: PostStartContainer) -> None:
+def _disable_load_balancing(event: PostStartContainer) -> None:
     above = disable_load_balancing(Path(_state.settings.cgroup_root), event.pod, event.container.id)
     if above:
         raise HookError(

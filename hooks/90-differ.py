@@ -95,7 +95,7 @@ def _changes(adjustment: Adjustment, requested: Resources) -> Iterator[tuple[str
     """Iterate over the changes: the field, as in ``event.owners``, and the change in words."""
     for name, value in adjustment.set_fields():
         if name == "updates":
-            yield from _of_others(adjustment)
+            yield from _update_changes(adjustment)
         elif isinstance(value, Mapping):
             for key, entry in value.items():
                 where = f"{name}[{key}]"
@@ -106,7 +106,7 @@ def _changes(adjustment: Adjustment, requested: Resources) -> Iterator[tuple[str
             yield name, f"{name}{was} {_shown(value)}"
 
 
-def _of_others(adjustment: Adjustment) -> Iterator[tuple[str, str]]:
+def _update_changes(adjustment: Adjustment) -> Iterator[tuple[str, str]]:
     for container, update in adjustment.updates.items():
         about = f"updates[{container}]"
         for item in fields(update):

@@ -22,7 +22,7 @@ from proxy.frontends.hook_bridge.object_cache import CONTAINER_BYTES, PackedText
 from proxy.frontends.hook_bridge.resources import NO_RESOURCES, merged, resources_of
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment
 from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
-from proxy.hooks.remote.convert import NUMBERS, put_texts
+from proxy.hooks.remote.convert import PROTOCOL_NUMBERS, put_texts
 from proxy.model.idset import CpuSet, Mask, plausible
 from proxy.model.machine import Bounds
 from proxy.model.workload import Pod, Request
@@ -269,7 +269,7 @@ def _lost(name: str, wanted: Mapping[str, Any], answered: Mapping[str, str]) -> 
 
 def _adjust(resources: pb.LinuxContainerResources, adjustment: Adjustment) -> None:
     """Set the fields of hooks; for CPUs and memory nodes, only clear those of the client."""
-    for field, name in NUMBERS.items():
+    for field, name in PROTOCOL_NUMBERS.items():
         if (value := getattr(adjustment, field)) is not LEAVE:
             setattr(resources, name, 0 if value is CLEAR else value)
     if adjustment.cpus is CLEAR:

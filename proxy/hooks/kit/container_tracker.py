@@ -66,15 +66,15 @@ class ContainerTracker:
                     self._pools, self._members = event.pools, {}
                     for container in event.containers:
                         if container.container.phase != "exited":
-                            self._enter(container.pod, container.container, container.decision)
+                            self._track(container.pod, container.container, container.decision)
                     return list(self._members.values())
                 case PostCreateContainer() | PostStartContainer() | PostUpdateContainerResources():
-                    return self._enter(event.pod, event.container, event.decision)
+                    return self._track(event.pod, event.container, event.decision)
                 case PostStopContainer() | PostRemoveContainer():
                     gone = self._members.pop(event.container.id, None)
                     return [gone] if gone is not None else []
                 case PoolsChanged():
-                    return self._follow(event.after)
+                    return self._apply_pools(event.after)
         return []
 
     hear = handle  # the former name, for one release
@@ -84,7 +84,7 @@ class ContainerTracker:
         with self._lock:
             return [member for member in self._members.values() if uid and member.uid == uid]
 
-    def _enter(self, pod: PodFacts, container: ContainerFacts, decision: Decision) -> list[Member]:
+    def _track(self, pod: PodFacts, container: ContainerFacts, decision: Decision) -> list[Member]:
         pool = _pool(decision.pool, self._pools)
         whole = pool is None or pool == decision.cpus
         member = Member(
@@ -101,11 +101,13 @@ class ContainerTracker:
         self._members[container.id] = member
         return [member] if member != before else []
 
-    def _follow(self, pools: Pools) -> list[Member]:
+    def _apply_pools(self, pools: Pools) -> list[Member]:
         self._pools = pools
         changed: list[Member] = []
         for container_id, member in self._members.items():
-            now = _moved(member, pools.owners.get(container_id), _pool(member.pool, pools), pools.shared)
+            now = _member_after(
+                member, pools.owners.get(container_id), _pool(member.pool, pools), pools.shared
+            )
             if now != member:
                 self._members[container_id] = now
                 changed.append(now)
@@ -116,7 +118,7 @@ def _pool(name: str, pools: Pools | None) -> CpuSet | None:
     return {"shared": pools.shared, "be": pools.be}.get(name) if pools is not None else None
 
 
-def _moved(member: Member, own: CpuSet | None, pool: CpuSet | None, shared: CpuSet) -> Member:
+def _member_after(member: Member, own: CpuSet | None, pool: CpuSet | None, shared: CpuSet) -> Member:
     if pool is not None:
         part = member.part & pool if member.part is not None else None
         return replace(member, cpus=part or pool, own=CpuSet())

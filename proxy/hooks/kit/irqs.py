@@ -84,15 +84,15 @@ class Irqs:
             for claimed in self._claims.values():
                 banned |= claimed
             try:
-                held = self._settings.apply(self._wanted_values(banned, online))
+                applied = self._settings.apply(self._wanted_values(banned, online))
             except OSError as error:
                 raise HookError(f"cannot remember the affinity of interrupts: {error}") from error
-            return _result_of(held)
+            return _result_of(applied)
 
     def _wanted_values(self, banned: CpuSet, online: CpuSet) -> dict[Path, str]:
         """Return the values of files while CPUs are banned; files that keep their own value are left out."""
         files = self._files()
-        self._take_over(files)
+        self._adopt_new_interrupts(files)
         wanted_values: dict[Path, str] = {}
         for file in (self._default, *sorted(files)):
             own = _parsed(file, self._settings.own(file))
@@ -108,7 +108,7 @@ class Irqs:
                 wanted_values[file] = mask_text(wanted) if file is self._default else str(wanted)
         return wanted_values
 
-    def _take_over(self, files: frozenset[Path]) -> None:
+    def _adopt_new_interrupts(self, files: frozenset[Path]) -> None:
         """Find interrupts that started with the narrowed default: their own value is the original default."""
         own = _parsed(self._default, self._settings.own(self._default))
         now = _parsed(self._default, _text(self._default))
@@ -167,15 +167,15 @@ def _parsed(file: Path, text: str | None) -> CpuSet:
     return CpuSet()
 
 
-def _result_of(held: AppliedSettings) -> MovedIrqs:
+def _result_of(applied: AppliedSettings) -> MovedIrqs:
     """Count written and refused files; some refusals are normal, but the refusal of all files is an error.
 
     Raises:
         HookError: The files cannot be written.
     """
-    for file, error in held.refused.items():
+    for file, error in applied.refused.items():
         if error.errno in UNWRITABLE:
             raise HookError(f"cannot move interrupts by {file}: {error.strerror}; {READ_ONLY}")
         if error.errno not in UNMOVABLE_IRQ:
             raise HookError(f"cannot move interrupts by {file}: {error.strerror}")
-    return MovedIrqs(len(held.written), len(held.refused))
+    return MovedIrqs(len(applied.written), len(applied.refused))

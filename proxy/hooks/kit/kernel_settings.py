@@ -73,12 +73,12 @@ class KernelSettings:
     def own(self, path: Path) -> str | None:
         """Return the own value of a file; None if it cannot be read."""
         with self._lock:
-            return self._own(path)[0]
+            return self._own_and_current(path)[0]
 
     def adopt(self, path: Path, own: str) -> None:
         """Adopt a file that the kernel created with one of our values: record its original value."""
         with self._lock:
-            _, now = self._own(path)
+            _, now = self._own_and_current(path)
             if now is not None and str(path) not in self._known and own != now:
                 self._known[str(path)] = (own, now)
 
@@ -99,12 +99,12 @@ class KernelSettings:
                     written.append(path)
                 except OSError as error:
                     refused[path] = error
-            self._learn(plan, refused)
+            self._record_results(plan, refused)
             with contextlib.suppress(OSError):  # the first record is enough to restore everything
                 self._save()
             return AppliedSettings(tuple(written), refused)
 
-    def _own(self, path: Path) -> tuple[str | None, str | None]:
+    def _own_and_current(self, path: Path) -> tuple[str | None, str | None]:
         """Return a file's own value and its current one."""
         try:
             now = path.read_text().strip()
@@ -117,7 +117,7 @@ class KernelSettings:
         """Return the values to write, and remember the own values of files that will hold other values."""
         plan: dict[Path, str] = {}
         for path in {**dict.fromkeys(map(Path, self._known)), **dict.fromkeys(wanted_values)}:
-            own, now = self._own(path)
+            own, now = self._own_and_current(path)
             if own is None or now is None:
                 self._known.pop(str(path), None)  # the device is gone, and so is its file
                 continue
@@ -129,7 +129,7 @@ class KernelSettings:
                 self._known.pop(str(path), None)
         return plan
 
-    def _learn(self, plan: Mapping[Path, str], refused: Mapping[Path, OSError]) -> None:
+    def _record_results(self, plan: Mapping[Path, str], refused: Mapping[Path, OSError]) -> None:
         """Store the values that the kernel now has, and forget files that have their own value again."""
         for path, value in plan.items():
             own, before, _ = self._known[str(path)]

@@ -48,26 +48,26 @@ class OwnerTracker(Generic[PodSettings]):
                     self._owners = {}
                     for container in event.containers:
                         if container.container.phase != "exited":
-                            self._enter(container.container.id, container.decision.own, container.pod)
+                            self._track(container.container.id, container.decision.own, container.pod)
                 case MachineChanged():
                     self._online = event.after.online
                 case PostCreateContainer() | PostStartContainer():
-                    self._enter(event.container.id, event.decision.own, event.pod)
+                    self._track(event.container.id, event.decision.own, event.pod)
                 case PostStopContainer() | PostRemoveContainer():
                     self._owners.pop(event.container.id, None)
                 case PoolsChanged():
-                    self._follow(event)
+                    self._update_cpus(event)
 
     hear = handle  # the former name, for one release
 
-    def _enter(self, container_id: str, own: CpuSet, pod: PodFacts) -> None:
+    def _track(self, container_id: str, own: CpuSet, pod: PodFacts) -> None:
         settings = self._settings(pod) if own else None
         if settings is None:
             self._owners.pop(container_id, None)
         else:
             self._owners[container_id] = (own, settings)
 
-    def _follow(self, event: PoolsChanged) -> None:
+    def _update_cpus(self, event: PoolsChanged) -> None:
         """Update the CPUs of owners. An owner that is not listed may be newer than the event."""
         for container_id, (own, settings) in self._owners.items():
             now = event.after.owners.get(container_id, own & event.after.owned)

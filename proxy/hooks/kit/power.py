@@ -42,12 +42,12 @@ class Power:
         failures: list[str] = []
         for cpus, settings in owners:
             for cpu in cpus:
-                self._of_cpu(self._cpus / f"cpu{cpu}", settings, wanted_values, failures)
+                self._add_wanted_values(self._cpus / f"cpu{cpu}", settings, wanted_values, failures)
         try:
-            held = self._settings.apply(wanted_values)
+            applied = self._settings.apply(wanted_values)
         except OSError as error:
             raise HookError(f"cannot remember how CPUs sleep: {error}") from error
-        for file, refusal in held.refused.items():
+        for file, refusal in applied.refused.items():
             more = f"; {READ_ONLY}" if refusal.errno in UNWRITABLE else ""
             failures.append(f"cannot write {file}: {refusal.strerror}{more}")
         if failures:
@@ -56,7 +56,7 @@ class Power:
     hold = apply  # the former name, for one release
 
     @staticmethod
-    def _of_cpu(
+    def _add_wanted_values(
         directory: Path, settings: CrioSettings, wanted_values: dict[Path, str], failures: list[str]
     ) -> None:
         latency = directory / "power/pm_qos_resume_latency_us"

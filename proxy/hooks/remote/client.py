@@ -35,14 +35,14 @@ from proxy.model.errors import HookError
 from proxy.permissions import Trust
 from proxy.wire.grpc_channel import GrpcChannel, details_of
 
-LARGEST: Final = 16 << 20
+LARGEST_MESSAGE_BYTES: Final = 16 << 20
 """The largest message in bytes, the same as kubelet's; Koordinator's proxy keeps gRPC's default of 4 MiB."""
 SERVICE: Final = "/runtime.v1alpha1.RuntimeHookService/"
 """Path of the methods."""
 
-_LONGEST_WORDS = 300
+_LONGEST_DETAILS = 300
 _OPTIONS = (
-    ("grpc.max_send_message_length", LARGEST),
+    ("grpc.max_send_message_length", LARGEST_MESSAGE_BYTES),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.min_reconnect_backoff_ms", 500),  # also how long one attempt to connect may take
 )
@@ -51,12 +51,12 @@ _CREDENTIALS: Final = struct.Struct("=iII")
 """struct ucred: process, user, group."""
 _TIME: Final = struct.Struct("@ll")
 """struct timeval: seconds, microseconds."""
-_ALLOW: Final = "which hooks.serverUsers does not name"
+_NOT_LISTED: Final = "which hooks.serverUsers does not name"
 
 _Fingerprint: TypeAlias = tuple[int, int, int]
 
 
-class Peer:
+class HookServerSocket:
     """The socket of a hook server, as it was when it last passed the check; for use by several threads."""
 
     def __init__(self, path: Path, users: Collection[int] = ()) -> None:
@@ -68,7 +68,7 @@ class Peer:
         """
         self._path = path
         self._users = frozenset(users)
-        self._good: _Fingerprint | None = None
+        self._trusted_fingerprint: _Fingerprint | None = None
 
     def distrust_reason(self, timeout: float) -> str:
         """Return why the process that answers there is not trusted; empty if it is.
@@ -81,7 +81,7 @@ class Peer:
         """
         found = self._path.stat()
         fingerprint = _fingerprint(found)
-        if fingerprint == self._good:
+        if fingerprint == self._trusted_fingerprint:
             return ""
         trust = Trust(self._users)
         if not stat.S_ISSOCK(found.st_mode):
@@ -90,13 +90,13 @@ class Peer:
             return problem
         trusted = {0, os.geteuid(), *self._users}
         if found.st_uid not in trusted:
-            return f"the socket is owned by user {found.st_uid}, {_ALLOW}"
+            return f"the socket is owned by user {found.st_uid}, {_NOT_LISTED}"
         process, user = _listener(self._path, timeout)
         if user not in trusted:
-            return f"process {process} of user {user} answers there, {_ALLOW}"
+            return f"process {process} of user {user} answers there, {_NOT_LISTED}"
         if _fingerprint(self._path.stat()) != fingerprint:
             return "the socket is being replaced"
-        self._good = fingerprint
+        self._trusted_fingerprint = fingerprint
         return ""
 
 
@@ -121,7 +121,7 @@ def _listener(path: Path, timeout: float) -> tuple[int, int]:
     return process, user
 
 
-class Client:
+class HookServerClient:
     """A hook server, called from several threads; its channel is closed when the last call is done."""
 
     def __init__(self, path: Path, timeout: float, users: Collection[int] = ()) -> None:
@@ -133,9 +133,9 @@ class Client:
             users: Users whose processes may answer there, in addition to root and the user of this process.
         """
         self.path = path
-        self._peer = Peer(path, users)
+        self._server_socket = HookServerSocket(path, users)
         self._timeout = timeout
-        self._channel = GrpcChannel(path, LARGEST, *_OPTIONS)
+        self._channel = GrpcChannel(path, LARGEST_MESSAGE_BYTES, *_OPTIONS)
         self._calls: set[object] = set()
         self._closed = False
 
@@ -175,7 +175,7 @@ class Client:
     def _check(self, method: str) -> None:
         """Refuse to call a process that is not trusted."""
         try:
-            problem = self._peer.distrust_reason(self._timeout)
+            problem = self._server_socket.distrust_reason(self._timeout)
         except OSError as error:
             cause = f"no process answers there ({error.strerror or error})"
             raise HookError(f"cannot call {method} at {self.path}: {cause}") from None
@@ -192,9 +192,9 @@ class Client:
         name = error.code().name
         details = details_of(error)
         if name == "UNAVAILABLE":
-            return f"no process answers there ({details.rpartition(': ')[2][:_LONGEST_WORDS]})"
+            return f"no process answers there ({details.rpartition(': ')[2][:_LONGEST_DETAILS]})"
         if name == "DEADLINE_EXCEEDED":
             return f"no answer within {self._timeout:g} s"
         if name == "UNIMPLEMENTED":
             return "the server does not implement this hook"
-        return f"{details[:_LONGEST_WORDS]} ({name})"
+        return f"{details[:_LONGEST_DETAILS]} ({name})"

@@ -37,7 +37,7 @@ ContainerEvent: TypeAlias = (
     | PreUpdateContainerResources
 )
 
-NUMBERS = {
+PROTOCOL_NUMBERS = {
     "cpu_period": "cpu_period",
     "cpu_quota": "cpu_quota",
     "cpu_shares": "cpu_shares",
@@ -98,7 +98,7 @@ def container_request(event: ContainerEvent, so_far: Adjustment = NOTHING) -> pb
 def resources_message(resources: Resources) -> pb.LinuxContainerResources:
     """Return resources as the message of the protocol."""
     message = pb.LinuxContainerResources(cpuset_cpus=resources.cpuset_cpus, cpuset_mems=resources.cpuset_mems)
-    for field, name in NUMBERS.items():
+    for field, name in PROTOCOL_NUMBERS.items():
         setattr(message, name, getattr(resources, field))
     for size, limit in resources.hugepage_limits.items():
         message.hugepage_limits.add(page_size=size, limit=limit)
@@ -149,7 +149,7 @@ def _decided(resources: pb.LinuxContainerResources, decision: Decision) -> None:
 
 def _adjusted(resources: pb.LinuxContainerResources, so_far: Adjustment) -> None:
     """Apply the fields that previous hooks have set; a cleared field is treated as never set."""
-    for field, name in NUMBERS.items():
+    for field, name in PROTOCOL_NUMBERS.items():
         if (value := getattr(so_far, field)) is not LEAVE:
             setattr(resources, name, 0 if value is CLEAR else value)
     if so_far.cpus is not LEAVE:

@@ -41,8 +41,8 @@ from proxy.hooks.events import (
     PreStartContainer,
     PreUpdateContainerResources,
 )
-from proxy.hooks.remote.client import LARGEST, Client
-from proxy.hooks.remote.convert import NUMBERS, container_request, sandbox_request
+from proxy.hooks.remote.client import LARGEST_MESSAGE_BYTES, HookServerClient
+from proxy.hooks.remote.convert import PROTOCOL_NUMBERS, container_request, sandbox_request
 from proxy.hooks.remote.merge import merge_answer
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, IdSet, Mask
@@ -144,7 +144,7 @@ def _changed(sent: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any
 
 
 def _numbers(had: pb.LinuxContainerResources, has: pb.LinuxContainerResources) -> dict[str, int]:
-    pairs = ((field, getattr(had, name), getattr(has, name)) for field, name in NUMBERS.items())
+    pairs = ((field, getattr(had, name), getattr(has, name)) for field, name in PROTOCOL_NUMBERS.items())
     wanted = {field: value for field, before, value in pairs if value != before}
     if not has.oom_score_adj:
         wanted.pop("oom_score_adj", None)
@@ -156,18 +156,18 @@ class _Choice(Generic[_S]):
     """The CPUs or nodes that can be chosen.
 
     Attributes:
-        has: The set that the engine has chosen; None if it chooses none.
-        chosen: The set that a previous hook has chosen.
+        engine_choice: The set that the engine has chosen; None if it chooses none.
+        hook_choice: The set that a previous hook has chosen.
         allowed: The set that hooks may choose from.
         by_client: The client has requested a set.
     """
 
-    has: _S | None
-    chosen: _S | Literal[Presence.LEAVE, Presence.CLEAR]
+    engine_choice: _S | None
+    hook_choice: _S | Literal[Presence.LEAVE, Presence.CLEAR]
     allowed: _S
     by_client: bool
 
-    def of(self, name: str, text: str, dropped: dict[str, str]) -> _S | Presence:
+    def wanted_set(self, name: str, text: str, dropped: dict[str, str]) -> _S | Presence:
         """Find the set that a field of an answer wants; parts that are not allowed go into ``dropped``."""
         ids = ",".join(part for part in text.split(",") if part.strip())  # koordlet joins empty pools, too
         try:
@@ -176,12 +176,12 @@ class _Choice(Generic[_S]):
             cause = f"{name} is {text[:60]!r}, and not a list such as 0-3,8"
             raise HookError(f"cannot use the answer of a hook server: {cause}") from None
         if not wanted:
-            return CLEAR if not text and self.by_client and self.chosen is LEAVE else LEAVE
+            return CLEAR if not text and self.by_client and self.hook_choice is LEAVE else LEAVE
         given = wanted & self.allowed
         if given != wanted:
             dropped[name] = f"{wanted - given}: not among those that hooks may give the container"
-        base = self.has if self.chosen is LEAVE else self.chosen
-        narrows_nothing = isinstance(self.chosen, IdSet) and self.chosen <= given
+        base = self.engine_choice if self.hook_choice is LEAVE else self.hook_choice
+        narrows_nothing = isinstance(self.hook_choice, IdSet) and self.hook_choice <= given
         return LEAVE if not given or given == base or narrows_nothing else given
 
 
@@ -201,16 +201,16 @@ def _sets(
     if has.cpuset_cpus != had.cpuset_cpus:
         by_client = any(update.cpuset_cpus for update in requested)
         cpus = _Choice(decision.cpus, so_far.cpus, decision.allowed, by_client)
-        wanted["cpus"] = cpus.of("cpuset_cpus", has.cpuset_cpus, dropped)
+        wanted["cpus"] = cpus.wanted_set("cpuset_cpus", has.cpuset_cpus, dropped)
     if has.cpuset_mems != had.cpuset_mems:
         by_client = any(update.cpuset_mems for update in requested)
         mems = _Choice(decision.mems, so_far.mems, decision.allowed_mems, by_client)
-        wanted["mems"] = mems.of("cpuset_mems", has.cpuset_mems, dropped)
+        wanted["mems"] = mems.wanted_set("cpuset_mems", has.cpuset_mems, dropped)
     return wanted
 
 
 @dataclass(slots=True)
-class Remote:
+class RemoteHook:
     """One server, and the fields that it tries to set without success.
 
     Attributes:
@@ -221,7 +221,7 @@ class Remote:
     """
 
     name: str
-    client: Client
+    client: HookServerClient
     report: Report
     reported: set[tuple[str, str]]
 
@@ -231,14 +231,14 @@ class Remote:
         build: Any = sandbox_request if point in _SANDBOX else container_request
         kind: Any = pb.PodSandboxHookResponse if point in _SANDBOX else pb.ContainerResourceHookResponse
 
-        def ask(event: Point, so_far: Adjustment = NOTHING) -> Adjustment | None:
+        def call_server(event: Point, so_far: Adjustment = NOTHING) -> Adjustment | None:
             try:
                 reported = build(event, so_far)
                 request = reported.SerializeToString()
             except ValueError as error:  # a name that is not text, a number that is too large
                 raise HookError(f"cannot call {method} at {self.client.path}: {error}") from None
-            if len(request) > LARGEST:
-                cause = f"the request has {len(request)} bytes, and {LARGEST} is the most"
+            if len(request) > LARGEST_MESSAGE_BYTES:
+                cause = f"the request has {len(request)} bytes, and {LARGEST_MESSAGE_BYTES} is the most"
                 raise HookError(f"cannot call {method} at {self.client.path}: {cause}")
             answer = decoded(kind, self.client.call(method, request))
             claims = claims_of(event, so_far, reported, merge_answer(reported, answer))
@@ -246,7 +246,7 @@ class Remote:
                 self._report_once(point.NAME, field, what)
             return claims.adjustment or None
 
-        return ask
+        return call_server
 
     def shutdown(self, _event: Point, _so_far: Adjustment = NOTHING) -> None:
         """Disconnect from the server; the handler of the point ``shutdown``."""

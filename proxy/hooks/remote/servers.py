@@ -34,7 +34,7 @@ class OwnServerError(HookError):
     """The server is this daemon: the file is meant for other clients of this directory."""
 
 
-class _FlawError(Exception):
+class _InvalidFileError(Exception):
     """A file of a hook server is invalid; the text says why."""
 
 
@@ -58,15 +58,15 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
         HookError: The file does not name a server that can be called.
     """
     # Only nodes that have such a file import this: grpc takes a while to import, and some megabytes.
-    from proxy.hooks.remote.client import Client
-    from proxy.hooks.remote.handlers import REMOTE_POINTS, Remote
+    from proxy.hooks.remote.client import HookServerClient
+    from proxy.hooks.remote.handlers import REMOTE_POINTS, RemoteHook
 
     try:
         entries = _read(data)
         endpoint = _endpoint(entries, config, path)
         policy = _text(entries, "failure-policy")
         wanted = _hooks(entries)
-    except _FlawError as error:
+    except _InvalidFileError as error:
         raise HookError(f"cannot use the hook server of {path}: {error}") from None
     unknown_points = [hook for hook in wanted if hook not in REMOTE_POINTS and hook not in NEVER_CALLED]
     if unknown_points:
@@ -82,7 +82,7 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
     settings = config.settings.get(name)
     own = HookFailurePolicy.FAIL if policy == HookFailurePolicy.FAIL else HookFailurePolicy.IGNORE
     timeout = config.timeout if settings is None or settings.timeout is None else settings.timeout
-    remote = Remote(name, Client(endpoint, timeout, config.server_users), report, set())
+    remote = RemoteHook(name, HookServerClient(endpoint, timeout, config.server_users), report, set())
     handlers = {
         REMOTE_POINTS[hook].NAME: remote.handler(REMOTE_POINTS[hook])
         for hook in wanted
@@ -107,36 +107,36 @@ def socket_distrust(path: Path, data: bytes, config: HooksConfig) -> str:
     Returns:
         A sentence; empty if nothing is wrong, no process answers, or the file itself cannot be used.
     """
-    from proxy.hooks.remote.client import Peer
+    from proxy.hooks.remote.client import HookServerSocket
 
     try:
         endpoint = _endpoint(_read(data), config, path)
-        problem = Peer(endpoint, config.server_users).distrust_reason(config.timeout)
-    except (_FlawError, OwnServerError, OSError):
+        problem = HookServerSocket(endpoint, config.server_users).distrust_reason(config.timeout)
+    except (_InvalidFileError, OwnServerError, OSError):
         return ""
     return problem and f"{endpoint}: {problem}"
 
 
 def _read(data: bytes) -> Mapping[str, Any]:
     if not data.strip():
-        raise _FlawError("it is empty")
+        raise _InvalidFileError("it is empty")
     try:
         entries = json.loads(data.decode())
     except UnicodeDecodeError:
-        raise _FlawError("it is not JSON: it is not UTF-8") from None
+        raise _InvalidFileError("it is not JSON: it is not UTF-8") from None
     except RecursionError:
-        raise _FlawError("it is not JSON: it is too deep") from None
+        raise _InvalidFileError("it is not JSON: it is too deep") from None
     except ValueError as error:
-        raise _FlawError(f"it is not JSON: {error}") from None
+        raise _InvalidFileError(f"it is not JSON: {error}") from None
     if not isinstance(entries, dict):
-        raise _FlawError("it is JSON, but not an object with remote-endpoint")
+        raise _InvalidFileError("it is JSON, but not an object with remote-endpoint")
     return {key.lower(): value for key, value in entries.items()}  # Go's JSON decoder ignores case in keys
 
 
 def _text(entries: Mapping[str, Any], key: str) -> str:
     value = entries.get(key)
     if value is not None and not isinstance(value, str):
-        raise _FlawError(f"{key} must be a string, not {_shown(value)}")
+        raise _InvalidFileError(f"{key} must be a string, not {_shown(value)}")
     return value or ""
 
 
@@ -145,18 +145,18 @@ def _hooks(entries: Mapping[str, Any]) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _FlawError(f"runtime-hooks must be a list of strings, not {_shown(value)}")
+        raise _InvalidFileError(f"runtime-hooks must be a list of strings, not {_shown(value)}")
     return list(dict.fromkeys(value))
 
 
 def _endpoint(entries: Mapping[str, Any], config: HooksConfig, file: Path) -> Path:
     text = _text(entries, "remote-endpoint")
     if not text.strip():
-        raise _FlawError("it has no remote-endpoint")
+        raise _InvalidFileError("it has no remote-endpoint")
     try:
         path = parse_endpoint(text)
     except (ConfigError, ValueError) as error:  # a text that cannot be a path
-        raise _FlawError(f"remote-endpoint: {error}") from None
+        raise _InvalidFileError(f"remote-endpoint: {error}") from None
     if config.serve is not None and os.path.realpath(path) == os.path.realpath(config.serve):
         cause = f"remote-endpoint {path} is the socket of hooks.serve: topoproxy would call itself"
         raise OwnServerError(f"cannot use the hook server of {file}: {cause}")

@@ -16,7 +16,7 @@ from proxy.frontends.hookserver.foreign_call import ContainerCall
 from proxy.frontends.hookserver.messages import SandboxReply
 from proxy.hooks.answers import CLEAR, NOTHING, Adjustment
 from proxy.hooks.facts import Device, Mount
-from proxy.hooks.remote.convert import NUMBERS
+from proxy.hooks.remote.convert import PROTOCOL_NUMBERS
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import ANY_MACHINE
 from proxy.model.workload import Pod, Request
@@ -31,7 +31,7 @@ UNKNOWN = b"\xfa\x3f\x03abc"
 @st.composite
 def resources(draw: Any) -> pb.LinuxContainerResources:
     resources_message = pb.LinuxContainerResources()
-    for name in NUMBERS.values():
+    for name in PROTOCOL_NUMBERS.values():
         setattr(resources_message, name, draw(NUMBER))
     resources_message.cpuset_cpus, resources_message.cpuset_mems = draw(TEXT), draw(TEXT)
     resources_message.unified.update(draw(MAP))
@@ -234,4 +234,4 @@ def test_adjustments_of_a_sandbox_are_in_the_response() -> None:
 @pytest.mark.parametrize("kind", [cri.LinuxContainerResources, pb.LinuxContainerResources])
 def test_all_fields_of_resources_are_known(kind: Any) -> None:
     others = {"unified", "hugepage_limits", "cpuset_cpus", "cpuset_mems"}
-    assert {*NUMBERS.values()} | others == {field.name for field in kind.DESCRIPTOR.fields}
+    assert {*PROTOCOL_NUMBERS.values()} | others == {field.name for field in kind.DESCRIPTOR.fields}

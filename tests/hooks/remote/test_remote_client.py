@@ -22,7 +22,7 @@ from proxy.config.load import parse
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.events import POINTS
 from proxy.hooks.hook import Hook
-from proxy.hooks.remote.client import Client, Peer
+from proxy.hooks.remote.client import HookServerClient, HookServerSocket
 from proxy.hooks.samples import sample
 from proxy.model.errors import ConfigError, HookError
 
@@ -104,7 +104,7 @@ def test_a_call_of_a_socket_without_answer_ends_at_the_timeout(tmp_path: Path) -
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "deaf.sock"))
         silent.listen(1)
-        client = Client(tmp_path / "deaf.sock", 0.3)
+        client = HookServerClient(tmp_path / "deaf.sock", 0.3)
         with pytest.raises(HookError, match=r"no answer within 0\.3 s|no process answers there"):
             client.call("PreCreateContainerHook", b"")
         client.close()
@@ -233,7 +233,7 @@ def test_a_refusal_by_the_server_is_in_the_error(server: HookServer, hook_of: Ma
 
 
 def test_a_hook_that_the_server_does_not_implement_is_an_error(server: HookServer) -> None:
-    client = Client(server.path, 5)
+    client = HookServerClient(server.path, 5)
     with pytest.raises(HookError, match="the server does not implement this hook"):
         client.call("PreDanceHook", b"")
     client.close()
@@ -313,7 +313,7 @@ def listen() -> Iterator[Callable[[Path], socket.socket]]:
         yield make
 
 
-def error_of_call(client: Client) -> str:
+def error_of_call(client: HookServerClient) -> str:
     with pytest.raises(HookError) as caught:
         client.call(METHOD, b"secret")
     message = str(caught.value)
@@ -340,7 +340,7 @@ def received(listening: socket.socket) -> bytes:
 
 def test_a_process_of_another_user_is_not_asked(tmp_path: Path, listen: Callable[..., socket.socket]) -> None:
     listening = listen(tmp_path / "hook.sock")
-    client = Client(tmp_path / "hook.sock", 2)
+    client = HookServerClient(tmp_path / "hook.sock", 2)
     message = f"process {os.getpid()} of user {OTHER} answers there, which hooks.serverUsers does not name"
     assert [error_of_call(client), error_of_call(client)] == [message, message]
     assert received(listening) == b""
@@ -349,7 +349,7 @@ def test_a_process_of_another_user_is_not_asked(tmp_path: Path, listen: Callable
 
 def test_a_socket_of_another_user_is_not_asked(tmp_path: Path, listen: Callable[..., socket.socket]) -> None:
     listening = listen(tmp_path / "hook.sock", owner=OTHER)
-    client = Client(tmp_path / "hook.sock", 2)
+    client = HookServerClient(tmp_path / "hook.sock", 2)
     assert (
         error_of_call(client) == f"the socket is owned by user {OTHER}, which hooks.serverUsers does not name"
     )
@@ -363,13 +363,17 @@ def test_users_in_the_configuration_are_trusted(tmp_path: Path, listen: Callable
     path = tmp_path / "theirs/hook.sock"
     listen(path, owner=OTHER)
     message = f"the directory {path.parent} is owned by user {OTHER}: chown root {path.parent}"
-    assert Peer(path).distrust_reason(1) == Peer(path, [OTHER + 1]).distrust_reason(1) == message
-    assert Peer(path, [OTHER]).distrust_reason(1) == ""
+    assert (
+        HookServerSocket(path).distrust_reason(1)
+        == HookServerSocket(path, [OTHER + 1]).distrust_reason(1)
+        == message
+    )
+    assert HookServerSocket(path, [OTHER]).distrust_reason(1) == ""
 
 
 def test_a_socket_in_a_directory_that_others_can_write_is_not_asked(server: HookServer) -> None:
     """Another user could replace the socket there, even in a sticky directory."""
-    client = Client(server.path, 2)
+    client = HookServerClient(server.path, 2)
     for mode in (0o777, 0o1777, 0o775):
         server.path.parent.chmod(mode)
         assert f"(mode {mode:04o}): chmod g" in error_of_call(client)
@@ -408,7 +412,7 @@ def test_a_process_that_takes_the_place_of_a_server_is_not_asked(
 def test_a_checked_socket_is_not_connected_to_again(
     server: HookServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer = Peer(server.path)
+    peer = HookServerSocket(server.path)
     assert peer.distrust_reason(1) == ""
     monkeypatch.setattr("proxy.hooks.remote.client._listener", lambda *_: pytest.fail("another connection"))
     assert peer.distrust_reason(1) == ""
@@ -419,7 +423,7 @@ def test_a_checked_socket_is_not_connected_to_again(
 
 def test_a_file_that_is_not_a_socket_is_not_called(tmp_path: Path) -> None:
     (tmp_path / "hook.sock").write_text("")
-    client = Client(tmp_path / "hook.sock", 2)
+    client = HookServerClient(tmp_path / "hook.sock", 2)
     assert error_of_call(client) == "it is not a socket"
     client.close()
 
@@ -433,7 +437,7 @@ def test_a_full_listen_queue_ends_at_the_timeout(tmp_path: Path) -> None:
         waiting.connect(str(path))
         started = time.monotonic()
         with pytest.raises(TimeoutError, match="its queue has been full for 0"):
-            Peer(path).distrust_reason(0.3)
+            HookServerSocket(path).distrust_reason(0.3)
         assert 0.2 < time.monotonic() - started < 5
 
 
