@@ -15,7 +15,7 @@ from proxy.frontends.hook_bridge.backfill import Backfill
 from proxy.frontends.hook_bridge.bridge import HookBridge
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
-from proxy.frontends.hook_bridge.updates import Updates
+from proxy.frontends.hook_bridge.updates import HookUpdates
 from proxy.hooks.engine.engine import HookEngine
 from proxy.hooks.registry import HookRegistry
 
@@ -33,7 +33,7 @@ class HookParts:
 
     engine: HookEngine
     registry: HookRegistry
-    updates: Updates
+    updates: HookUpdates
     backfill: Backfill
 
 
@@ -49,24 +49,24 @@ def hook_parts_of(
         marks: The directory that records which file is being loaded.
     """
     owned = config.owned_cpus
-    updates = Updates(executor, owned_cpus=owned)
-    engine = HookEngine(executor.telemetry.problem, updates.take)
+    updates = HookUpdates(executor, owned_cpus=owned)
+    engine = HookEngine(executor.telemetry.problem, updates.queue)
     backfill = Backfill(executor, engine)
     lifecycle_events = LifecycleEvents(
-        executor, engine, backfill.resumed, backfill.later, backfill.in_call, owned_cpus=owned
+        executor, engine, backfill.resumed, backfill.look_up_later, backfill.look_up_in_call, owned_cpus=owned
     )
     backfill.lifecycle_events = lifecycle_events
     registry = HookRegistry(
         config,
         engine,
-        lambda: lifecycle_events.everything() if executor.reconciled.is_set() else None,
+        lambda: lifecycle_events.synchronize_event() if executor.reconciled.is_set() else None,
         executor.telemetry.problem,
         executor.telemetry.event,
         executor.telemetry.resolved,
         marks=marks,
     )
-    learn, spawn = backfill.in_call, flow.spawn
-    dispatcher = HookDispatcher(executor, engine, updates, lifecycle_events, spawn, learn, owned_cpus=owned)
+    look_up, spawn = backfill.look_up_in_call, flow.spawn
+    dispatcher = HookDispatcher(executor, engine, updates, lifecycle_events, spawn, look_up, owned_cpus=owned)
     executor.store.subscribe(lifecycle_events)
     flow.hook(HookBridge(dispatcher))
     return HookParts(engine, registry, updates, backfill)

@@ -112,7 +112,7 @@ class DaemonHooks:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_SCAN_WAIT_S):
                     await self._executor.reconciled.wait()
-                    await self._parts.backfill.once()
+                    await self._parts.backfill.look_up()
                     await self._parts.registry.scan_once(FIRST_SCAN_WAIT_S)
         finally:
             late.cancel()

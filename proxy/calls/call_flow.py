@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable
 
 from proxy.calls.container_calls import ContainerCalls
 from proxy.calls.create_calls import CreateCalls
-from proxy.calls.hook_gateway import ENDING, NO_HOOKS, HookGateway, end
+from proxy.calls.hook_gateway import END_POINTS, NO_HOOKS, HookGateway, forward_end_call
 from proxy.calls.pod_calls import PodCalls
 from proxy.calls.undecided_call import CallContext, UndecidedCall
 from proxy.engine.call_events import SavedCpusLearned
@@ -56,7 +56,7 @@ class CallFlow:
         self._parts = (pods, creates, containers)
         self._relay_start = containers.relay_start
         self._hooks: HookGateway = NO_HOOKS
-        ends = dict.fromkeys(ENDING, self._end)
+        ends = dict.fromkeys(END_POINTS, self._end)
         self._requests = {**pods.requests, **creates.requests, **containers.requests, **ends}
         self._finished = {**pods.finished, **creates.finished, **containers.finished}
         self._answered = {"CreateContainer": creates.answered, "RunPodSandbox": pods.answered}
@@ -91,7 +91,7 @@ class CallFlow:
         """
         self.replaced = True
         for call in forwarded():
-            if call.method in ENDING and not call.decided:
+            if call.method in END_POINTS and not call.decided:
                 call.release()
         refuse_undecided(GrpcStatus.UNAVAILABLE, REPLACED)
         for task in self._tasks:  # otherwise they would still decide these calls
@@ -121,7 +121,7 @@ class CallFlow:
 
     def request(self, call: UndecidedCall) -> None:
         """Decide a held call, and forward it now or later."""
-        if self.replaced and call.method in ENDING:
+        if self.replaced and call.method in END_POINTS:
             call.release()
         elif self.replaced:  # the call comes from a client that ignores GOAWAY
             call.refuse(GrpcStatus.UNAVAILABLE, REPLACED)
@@ -194,7 +194,7 @@ class CallFlow:
             self._fault(call, error)
 
     def _end(self, call: UndecidedCall) -> None:
-        end(call, self._hooks)
+        forward_end_call(call, self._hooks)
 
     def _relay(self, call: UndecidedCall) -> None:
         """Forward a call unchanged, because the node is released."""

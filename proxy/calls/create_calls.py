@@ -286,7 +286,7 @@ class CreateCalls:
             if isinstance(call.state, CallContext):  # otherwise the create is over already
                 call.state.sent = answer.planned_cpus
             if self.hooks.active:
-                self.hooks.leaves(container.id, call)
+                self.hooks.create_sent(container.id, call)
         send(call, answer)
 
     async def _create_narrowed(self, call: UndecidedCall, container: Container) -> None:
@@ -305,7 +305,7 @@ class CreateCalls:
             if isinstance(call.state, CallContext):
                 call.state.target = new.id
             if "pre_create_container" in self.hooks.points:
-                changed = await self.hooks.create_elsewhere(call, new)
+                changed = await self.hooks.create_again(call, new)
                 if changed is None:
                     return None
                 container = changed

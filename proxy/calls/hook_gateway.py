@@ -44,7 +44,7 @@ class HookGateway(Protocol):
     def run_pod(self, call: UndecidedCall, proceed: ProceedWithPod) -> None:
         """A sandbox is about to be created; ``proceed`` is called with the pod, changed by hooks."""
 
-    def ran(self, pod: Pod, call: UndecidedCall) -> None:
+    def pod_created(self, pod: Pod, call: UndecidedCall) -> None:
         """A sandbox has been created by a call."""
 
     def create(
@@ -52,10 +52,10 @@ class HookGateway(Protocol):
     ) -> None:
         """A container has been placed; ``proceed`` is called with the container, changed by hooks."""
 
-    async def create_elsewhere(self, call: UndecidedCall, container: Container) -> Container | None:
+    async def create_again(self, call: UndecidedCall, container: Container) -> Container | None:
         """A container has been placed again; return it, changed by hooks, or None if the call is over."""
 
-    def leaves(self, token: str, call: UndecidedCall) -> None:
+    def create_sent(self, token: str, call: UndecidedCall) -> None:
         """A create goes to the runtime."""
 
     def before(self, point: str, call: UndecidedCall, target: str, proceed: Handle) -> None:
@@ -80,7 +80,7 @@ class _NoHooks:
 
 
 NO_HOOKS: Final = cast("HookGateway", _NoHooks())
-ENDING: Final = {
+END_POINTS: Final = {
     "StopContainer": "pre_stop_container",
     "RemoveContainer": "pre_remove_container",
     "StopPodSandbox": "pre_stop_pod_sandbox",
@@ -89,9 +89,9 @@ ENDING: Final = {
 """Calls that cannot be refused, and the point at which hooks are called before them."""
 
 
-def end(call: UndecidedCall, hooks: HookGateway) -> None:
+def forward_end_call(call: UndecidedCall, hooks: HookGateway) -> None:
     """Let a call that stops or removes a container or sandbox continue, after hooks if there are any."""
-    target, point = call.target(), ENDING[call.method]
+    target, point = call.target(), END_POINTS[call.method]
     call.state = CallContext(target=target)
     if point in hooks.points:
         hooks.before(point, call, target, _release)

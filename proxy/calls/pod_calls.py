@@ -111,7 +111,7 @@ class PodCalls:
             pod = structs.replace(context.pod, sandbox_id=context.target)
             self.executor.sandboxes.running(pod, context.token)
             if self.hooks.active:
-                self.hooks.ran(pod, call)
+                self.hooks.pod_created(pod, call)
         elif context.token:
             self.executor.sandboxes.failed(context.token)
             if status is None:  # the sandbox may have been created

@@ -103,7 +103,7 @@ def remembered_pod(entry: hook.PodSandboxHookRequest, sandbox_id: str, lookup: s
     """Store a sandbox, and return the one of that name."""
     memory, view = ObjectCache(), SandboxReply(entry, pod_echo(entry))
     pod = changed_copy(view.read(ANY_MACHINE), sandbox_id=lookup)
-    memory.ran(sandbox_id, view.sandbox(pod)[0])
+    memory.add_pod(sandbox_id, view.sandbox(pod)[0])
     known = memory.pod(lookup)
     return None if known is None else remembered_pod_facts(pod, known)
 

@@ -9,7 +9,7 @@ from typing import Any
 from proxy.frontends.hook_bridge.bridge import HookBridge
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
-from proxy.frontends.hook_bridge.updates import Updates
+from proxy.frontends.hook_bridge.updates import HookUpdates
 from proxy.hooks.engine.engine import HookEngine
 from proxy.hooks.events import POINTS
 from proxy.hooks.hook import Hook, HookFailurePolicy
@@ -21,8 +21,8 @@ class Hooks:
     def __init__(self, world: Any, *, owned_cpus: bool = False) -> None:
         self.world = world
         executor = world.executor
-        self.updates = Updates(executor, owned_cpus=owned_cpus)
-        self.engine = HookEngine(executor.telemetry.problem, self.updates.take)
+        self.updates = HookUpdates(executor, owned_cpus=owned_cpus)
+        self.engine = HookEngine(executor.telemetry.problem, self.updates.queue)
         self.resumed = 0
         self.incomplete = 0
         self.lifecycle = LifecycleEvents(
@@ -34,7 +34,7 @@ class Hooks:
             self.updates,
             self.lifecycle,
             world.wire.spawn,
-            self._learn,
+            self._look_up,
             owned_cpus=owned_cpus,
         )
         self.bridge = HookBridge(self.dispatcher)
@@ -49,7 +49,7 @@ class Hooks:
     def _found_incomplete(self) -> None:
         self.incomplete += 1
 
-    async def _learn(self, _target: str) -> None:
+    async def _look_up(self, _target: str) -> None:
         """The runtime does not answer in time."""
 
     def add(
@@ -87,13 +87,13 @@ class Hooks:
 
     def remembers(self) -> int:
         """Return how many pods, containers and requests are remembered."""
-        f, memory = self.lifecycle, self.lifecycle.memory
-        return len(memory._pods) + len(memory._containers) + len(f.stopped) + len(f.sent)
+        f, cache = self.lifecycle, self.lifecycle.object_cache
+        return len(cache._pods) + len(cache._containers) + len(f.stopped) + len(f.sent)
 
-    def learn(self) -> None:
-        """Learn from the runtime's lists."""
+    def read_lists(self) -> None:
+        """Read the facts of existing containers from the runtime's lists."""
         since = self.world.executor.state.runtime.changes.number
-        self.lifecycle.learn(*self.world.runtime.raw_lists(), since)
+        self.lifecycle.read_lists(*self.world.runtime.raw_lists(), since)
 
     def close(self) -> None:
         self.engine.close()

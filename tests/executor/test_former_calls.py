@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.calls.hook_gateway import ENDING, HookGateway
+from proxy.calls.hook_gateway import END_POINTS, HookGateway
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.executor.sandboxes import _listed_as
 from proxy.model.idset import CpuSet
@@ -280,12 +280,12 @@ def test_a_sandbox_is_found_by_name_if_the_client_sends_no_uid() -> None:
     assert _listed_as(pod, listed[:1]) == ""
 
 
-@pytest.mark.parametrize("method", sorted(ENDING))
+@pytest.mark.parametrize("method", sorted(END_POINTS))
 def test_a_stop_or_a_removal_that_waits_for_a_hook_is_sent_on_at_a_hand_over(
     run_scenario: Callable[..., None], method: str
 ) -> None:
     class Hooks:
-        points = frozenset(ENDING.values())
+        points = frozenset(END_POINTS.values())
         active = True
 
         def before(self, *_: object) -> None:

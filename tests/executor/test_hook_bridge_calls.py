@@ -476,7 +476,7 @@ def test_after_a_restart_hooks_know_pods_containers_and_requests(run_scenario) -
         one = await world.create("s-ls", cpu_shares=512, memory_limit_in_bytes=1 << 20)
         await restarted(world)
         async with hooks(world) as h:
-            h.learn()
+            h.read_lists()
             seen: list[Any] = []
             h.add(pre_start_container=seen.append, pre_update_container_resources=seen.append)
             h.add("20-create", pre_create_container=seen.append)

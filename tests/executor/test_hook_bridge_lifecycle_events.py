@@ -183,7 +183,7 @@ def test_a_sandbox_that_was_removed_after_the_lists_were_requested_is_not_learne
             world.runtime.pods[sandbox] = changed_copy(world.runtime.pods[sandbox], ready=False)
             since, lists = world.executor.state.runtime.changes.number, world.runtime.raw_lists()
             await ended(world, "RemovePodSandbox", sandbox)
-            h.lifecycle.learn(*lists, since)
+            h.lifecycle.read_lists(*lists, since)
             assert h.lifecycle.find_pod(sandbox) is None
             del world.runtime.pods[sandbox]
             await world.sync.once()
@@ -200,8 +200,8 @@ def test_a_synchronize_event_holds_all_pods_and_containers(run_scenario) -> None
         world.runtime.pods["old"] = changed_copy(world.runtime.pods[sandbox], id="old", uid="u", ready=False)
         world.runtime.pods["new"] = changed_copy(world.runtime.pods[sandbox], id="new", uid="n")
         async with hooks(world) as h:
-            h.learn()
-            event = h.lifecycle.everything()
+            h.read_lists()
+            event = h.lifecycle.synchronize_event()
             assert sorted(pod.sandbox_id for pod in event.pods) == ["old", "s-ls", "s-lse"]
             assert {pod.runtime_handler for pod in event.pods} == {"handled"}
             listed = {each.container.id: each for each in event.containers}
@@ -211,7 +211,7 @@ def test_a_synchronize_event_holds_all_pods_and_containers(run_scenario) -> None
             assert {i: str(own) for i, own in event.pools.owners.items()} == {lse: "2-3"}
             state = world.executor.state
             world.executor.store._state = state.with_runtime(state.runtime.with_arriving_sandbox("s-lse"))
-            made = [pod.sandbox_id for pod in h.lifecycle.everything().pods]
+            made = [pod.sandbox_id for pod in h.lifecycle.synchronize_event().pods]
             assert sorted(made) == ["old", "s-ls"], "a sandbox in creation is not included"
 
     run_scenario(scenario)
@@ -271,7 +271,7 @@ def test_no_events_of_a_released_node_and_all_after_the_undo(run_scenario) -> No
             assert h.resumed == 1
             await world.sync.once()
             assert h.resumed == 1
-            assert isinstance(h.lifecycle.everything(), Synchronize)
+            assert isinstance(h.lifecycle.synchronize_event(), Synchronize)
 
     run_scenario(scenario)
 
@@ -308,11 +308,11 @@ def test_containers_created_without_a_call_are_looked_up(run_scenario) -> None:
             h.lifecycle.listed({sandbox}, (), world.executor.state.runtime.changes.number)
             assert not h.lifecycle.sent
             assert h.incomplete == 1, "containers that the runtime does not list are not reported"
-            h.learn()
+            h.read_lists()
             assert h.lifecycle.facts(world.executor.state.containers["odd"])[1].labels == {"listed": "odd"}
             await world.sync.once()
             assert h.incomplete == 1
-            h.lifecycle.memory.forget(sandbox)
+            h.lifecycle.object_cache.forget(sandbox)
             await world.sync.once()
             assert h.incomplete == 2, "sandboxes are reported too"
             h.lifecycle.listed((), (), world.executor.state.runtime.changes.number)

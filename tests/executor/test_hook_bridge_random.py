@@ -81,7 +81,7 @@ def test_random_calls_with_hooks_keep_the_invariants(
                 await asyncio.to_thread(runtime_sync.close)
             await world.sync.once()
             assert h.remembers() == 0
-            await world.until(lambda: not h.updates._runs)
+            await world.until(lambda: not h.updates._is_running)
             assert not h.updates._waiting
             stops = [line for line in h.received if line.startswith("post_stop_container")]
             assert len(stops) == len(set(stops)), "once"

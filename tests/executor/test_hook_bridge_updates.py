@@ -36,11 +36,11 @@ def failed_update(which: str, why: str, hook: str = "10-x") -> str:
 
 def request_update(h: Any, container_id: str, **fields: Any) -> None:
     owners = {f"updates[{container_id}].{name}": "10-x" for name in fields if name != "unified"}
-    h.updates.take({container_id: Update(**fields)}, owners)
+    h.updates.queue({container_id: Update(**fields)}, owners)
 
 
 async def done(world: Any, h: Any) -> None:
-    await world.until(lambda: not h.updates._waiting and not h.updates._runs)
+    await world.until(lambda: not h.updates._waiting and not h.updates._is_running)
     await world.quiet()
 
 
@@ -249,7 +249,7 @@ def test_a_newer_update_waits_as_long_as_if_there_were_no_older_one(
             request = pb.UpdateContainerResourcesRequest(container_id=one)
             request.linux.cpu_shares = 5
             call = await world.call("UpdateContainerResources", request)
-            attempt, attempts = h.updates._one, []
+            attempt, attempts = h.updates._apply_to_container, []
 
             def renew() -> None:
                 world.now += module.UPDATE_TIMEOUT_S + 1
@@ -262,7 +262,7 @@ def test_a_newer_update_waits_as_long_as_if_there_were_no_older_one(
                     renew()
                 return again
 
-            monkeypatch.setattr(h.updates, "_one", one_attempt)
+            monkeypatch.setattr(h.updates, "_apply_to_container", one_attempt)
             request_update(h, one, cpu_shares=9)
             if not under_way:
                 renew()
@@ -311,7 +311,7 @@ def test_repeated_updates_of_a_hook_replace_its_earlier_ones(run_scenario) -> No
 
 def test_the_number_of_waiting_updates_is_bounded(run_scenario, monkeypatch) -> None:
     async def scenario(world) -> None:
-        monkeypatch.setattr(module, "MOST", 2)
+        monkeypatch.setattr(module, "MOST_CONTAINERS", 2)
         async with hooks(world) as h:
             sandbox = await world.pod("ls", "LS")
             ids = [await world.run(sandbox, f"c{n}") for n in range(3)]
@@ -330,7 +330,7 @@ def test_each_failed_update_is_reported_with_its_own_hook(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             wants = {name: Update(cpu_shares=9) for name in ("a", "b")}
-            h.updates.take(wants, {"updates[a].cpu_shares": "10-x", "updates[b].cpu_shares": "20-y"})
+            h.updates.queue(wants, {"updates[a].cpu_shares": "10-x", "updates[b].cpu_shares": "20-y"})
             assert problems(world) == [
                 failed_update("containerID=a", "there is no such container"),
                 failed_update("containerID=b", "there is no such container", "20-y"),
@@ -417,7 +417,7 @@ def test_nothing_is_sent_for_a_pod_that_was_released_during_an_update(run_scenar
 
             monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: released(container_id))
             with pytest.raises(UnavailableError, match="the plan is not applied to its pod any more"):
-                await h.updates._send(one, module._Wanted(0.0, {"cpu_shares": 9}))
+                await h.updates._send(one, module._PendingUpdate(0.0, {"cpu_shares": 9}))
             assert not world.runtime.updates
 
     run_scenario(scenario)

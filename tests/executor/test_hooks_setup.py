@@ -151,7 +151,7 @@ def test_existing_containers_are_learned_when_the_runtime_answers(
 
         world.runtime.raw_lists = away
         async with running(world, directories):
-            await world.until(lambda: [f for f in followers(world) if f.memory.container(one)])
+            await world.until(lambda: [f for f in followers(world) if f.object_cache.container(one)])
             await world.until(lambda: directories.calls() and directories.calls()[-1] == "['listed']")
             assert len(times) == 3
             before = len(directories.calls())

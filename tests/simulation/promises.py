@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.calls.hook_gateway import ENDING
+from proxy.calls.hook_gateway import END_POINTS
 from proxy.engine.invariants import violations
 from proxy.model.idset import union
 from proxy.model.kubelet import CpuManager
@@ -118,7 +118,7 @@ class Promises:
     def forwarded(self, kubelet_call: KubeletCall) -> None:
         """Note that the daemon forwards a call."""
         self._in_time(kubelet_call)
-        if kubelet_call.daemon.wire.replaced and kubelet_call.method not in ENDING:
+        if kubelet_call.daemon.wire.replaced and kubelet_call.method not in END_POINTS:
             named = f"{kubelet_call.method} (call {kubelet_call.serial})"
             self.broken(f"{named} is forwarded by a daemon that was replaced")
         kubelet_call.undecided = (

@@ -25,7 +25,7 @@ def pod_facts(pod: Pod, config: bytes | pb.PodSandboxConfig, handler: str = "") 
 def remember_pod(memory: ObjectCache, pod: Pod, config: pb.PodSandboxConfig, handler: str = "") -> None:
     """Remember a sandbox that was created with a configuration."""
     body = pb.RunPodSandboxRequest(config=config, runtime_handler=handler).SerializeToString()
-    memory.ran(pod.sandbox_id, CriHookView("RunPodSandbox", body).sandbox(pod)[0])
+    memory.add_pod(pod.sandbox_id, CriHookView("RunPodSandbox", body).sandbox(pod)[0])
 
 
 def remember(memory: ObjectCache, container_id: str, body: bytes) -> None:

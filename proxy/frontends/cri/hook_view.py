@@ -159,12 +159,12 @@ def _remembered(body: bytes) -> RememberedContainer:
         raw = b"".join(pb.CreateContainerPieces.FromString(body).config)
     except DecodeError:
         # The runtime has created the container, so it can decode more than we can.
-        return RememberedContainer("", KeptConfig(b""), NO_RESOURCES, whole=False)
+        return RememberedContainer("", KeptConfig(b""), NO_RESOURCES, includes_create=False)
     kept: ContainerDetails = KeptConfig(raw)
     if len(raw) > CONTAINER_BYTES:
         kept = PackedTexts.of(CONTAINER_BYTES, config.labels, config.annotations)
     requested = merged(NO_RESOURCES, resources_of(config.linux.resources))  # a plain copy
-    return RememberedContainer(image_of(config.image), kept, requested, whole=True)
+    return RememberedContainer(image_of(config.image), kept, requested, includes_create=True)
 
 
 def _annotations(request: pb.UpdateContainerResourcesRequest) -> dict[str, str]:

@@ -39,22 +39,22 @@ class Backfill:
         self._executor = executor
         self._hooks = hooks
         self._worker = Worker("hooks-learn", executor.report_internal_error)
-        self._learning = self._notify = False
-        self._asked = asyncio.Lock()
+        self._is_retrying = self._must_notify = False
+        self._look_up_lock = asyncio.Lock()
 
-    async def once(self) -> bool:
+    async def look_up(self) -> bool:
         """Look up the facts; if the runtime does not answer, try again later, and notify hooks then.
 
         Returns:
             Whether the runtime has answered.
         """
-        if await self._learned():
+        if await self._read_lists():
             return True
-        self._notify = True
-        self.later()
+        self._must_notify = True
+        self.look_up_later()
         return False
 
-    async def in_call(self, target: str) -> None:
+    async def look_up_in_call(self, target: str) -> None:
         """Look up the missing facts of the container or sandbox that a call names.
 
         It was created without a call that passed here, and no list has been read since. If the runtime does
@@ -64,19 +64,19 @@ class Backfill:
         if lifecycle_events is None:
             return
         try:
-            async with asyncio.timeout(IN_CALL_S), self._asked:
-                if lifecycle_events.lacks(target):
-                    await self._learned()
+            async with asyncio.timeout(IN_CALL_S), self._look_up_lock:
+                if lifecycle_events.lacks_facts(target):
+                    await self._read_lists()
         except TimeoutError:
             pass
         except Exception as error:  # noqa: BLE001  hooks get fewer facts, and the call is decided anyway
             self._executor.report_internal_error(error)
 
-    def later(self) -> None:
+    def look_up_later(self) -> None:
         """Look up the facts soon, and repeat until that succeeds."""
-        if not self._learning:
-            self._learning = True
-            self._executor.spawn(self._go_on())
+        if not self._is_retrying:
+            self._is_retrying = True
+            self._executor.spawn(self._retry())
 
     def resumed(self) -> None:
         """Handle the end of a release: hooks have missed the events during it."""
@@ -87,7 +87,7 @@ class Backfill:
         await self._executor.reconciled.wait()
         await self._notify_of_all()
 
-    async def _learned(self) -> bool:
+    async def _read_lists(self) -> bool:
         since = self._executor.state.runtime.changes.number
         try:
             pods, containers = await self._worker.run(self._executor.runtime.raw_lists)
@@ -97,28 +97,28 @@ class Backfill:
             )
             return False
         if self.lifecycle_events is not None:
-            self.lifecycle_events.learn(pods, containers, since)
+            self.lifecycle_events.read_lists(pods, containers, since)
         return True
 
-    async def _go_on(self) -> None:
+    async def _retry(self) -> None:
         try:
             pauses, known = RetryDelays(RETRY), False
             while not known:
                 await asyncio.sleep(pauses.next())
-                known = await self._learned()
+                known = await self._read_lists()
         finally:
-            self._learning = False
-        notify, self._notify = self._notify, False
-        if notify:
+            self._is_retrying = False
+        must_notify, self._must_notify = self._must_notify, False
+        if must_notify:
             self._notify_now()
 
     async def _notify_of_all(self) -> None:
-        if await self.once():
+        if await self.look_up():
             self._notify_now()
 
     def _notify_now(self) -> None:
         if self.lifecycle_events is not None:
-            self._hooks.notify(self.lifecycle_events.everything())
+            self._hooks.notify(self.lifecycle_events.synchronize_event())
 
     def close(self) -> None:
         """End the worker."""

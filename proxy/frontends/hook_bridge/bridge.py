@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from proxy.calls.hook_gateway import ENDING, ProceedWithPod
+from proxy.calls.hook_gateway import END_POINTS, ProceedWithPod
 from proxy.calls.undecided_call import CallContext, Handle, UndecidedCall
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.facts import remembered_pod_facts
@@ -65,7 +65,7 @@ class HookBridge:
         self._before: Mapping[str, Callable[[UndecidedCall, str, Handle], None]] = {
             PreStartContainer.NAME: self._start,
             PreUpdateContainerResources.NAME: UpdateQueue(dispatcher).update,
-            **dict.fromkeys(ENDING.values(), self._end),
+            **dict.fromkeys(END_POINTS.values(), self._end),
         }
 
     @property
@@ -88,9 +88,9 @@ class HookBridge:
 
         def decided(outcome: Outcome) -> None:
             before = call.body
-            if self._dispatcher.apply(call, outcome, refused) is not None and not self._dispatcher.relays(
-                call
-            ):
+            if self._dispatcher.apply(
+                call, outcome, refused
+            ) is not None and not self._dispatcher.forward_if_released(call):
                 is_changed = call.body is not before
                 now = _renewed(pod, call.sandbox(bounds)) if is_changed else pod
                 proceed(call, now, is_changed=is_changed)
@@ -101,9 +101,9 @@ class HookBridge:
 
         self._dispatcher.call_hooks(call, event, decided)
 
-    def ran(self, pod: Pod, call: UndecidedCall) -> None:
+    def pod_created(self, pod: Pod, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
-        self._lifecycle_events.ran(pod, call.hook_view())
+        self._lifecycle_events.pod_created(pod, call.hook_view())
 
     # -- creates ------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class HookBridge:
         self, call: UndecidedCall, container: Container, proceed: Callable[[UndecidedCall, Container], None]
     ) -> None:
         """See ``HookGateway``."""
-        if self._lifecycle_events.lacks(container.pod.sandbox_id):
+        if self._lifecycle_events.lacks_facts(container.pod.sandbox_id):
             self._dispatcher.spawn(call, self._create_later(call, container.id, proceed))
         else:
             self._create(call, container, proceed)
@@ -136,43 +136,43 @@ class HookBridge:
     ) -> None:
         if isinstance(call.state, CallContext):
             call.state.body = call.body
-        event, state = self._creating(call, container), self._executor.state
+        event, state = self._create_event(call, container), self._executor.state
 
         def decided(outcome: Outcome) -> None:
-            hooked = self._placed(call, container, state, event.decision.cpus, outcome)
-            if hooked is not None:
-                proceed(call, hooked)
+            changed = self._apply_to_placement(call, container, state, event.decision.cpus, outcome)
+            if changed is not None:
+                proceed(call, changed)
 
         def over() -> None:
             self._executor.lifecycle.withdrawn(container.id)
 
         self._dispatcher.call_hooks(call, event, decided, over)
 
-    async def create_elsewhere(self, call: UndecidedCall, container: Container) -> Container | None:
+    async def create_again(self, call: UndecidedCall, container: Container) -> Container | None:
         """See ``HookGateway``. Hooks start again with the original request, because the CPUs have changed."""
         if isinstance(call.state, CallContext) and call.state.body is not None:
             call.change(call.state.body)
-        event, state = self._creating(call, container), self._executor.state
-        outcome = await self._dispatcher.outcome(self._dispatcher.answers(event))
+        event, state = self._create_event(call, container), self._executor.state
+        outcome = await self._dispatcher.await_outcome(self._dispatcher.start_hooks(event))
         if call.done:
             self._executor.lifecycle.failed(container.id)
             return None
-        return self._placed(call, container, state, event.decision.cpus, outcome)
+        return self._apply_to_placement(call, container, state, event.decision.cpus, outcome)
 
-    def leaves(self, token: str, call: UndecidedCall) -> None:
+    def create_sent(self, token: str, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
         self._lifecycle_events.sent[token] = call.hook_view().remembered()
         if isinstance(call.state, CallContext):
             call.state.body = None  # hooks do not start again after the create was sent
 
-    def _creating(self, call: UndecidedCall, container: Container) -> PreCreateContainer:
+    def _create_event(self, call: UndecidedCall, container: Container) -> PreCreateContainer:
         pod, lifecycle_events = container.pod, self._lifecycle_events
         view: HookView = call.hook_view()
-        known = lifecycle_events.memory.pod(pod.sandbox_id)
+        known = lifecycle_events.object_cache.pod(pod.sandbox_id)
         facts = remembered_pod_facts(pod, known) if known else view.pod(pod)
         return PreCreateContainer(facts, view.container(), lifecycle_events.decision(container))
 
-    def _placed(
+    def _apply_to_placement(
         self, call: UndecidedCall, placed: Container, state: NodeState, offered: CpuSet, outcome: Outcome
     ) -> Container | None:
         """Apply the changes of hooks to a placement; None if the call has been answered or forwarded.
@@ -221,9 +221,9 @@ class HookBridge:
             self._start_known(call, container_id, proceed)
         else:
             start = partial(self._start_known, call, container_id, proceed)
-            self._dispatcher.spawn(call, self._later(call, container_id, start, adopt=True))
+            self._dispatcher.spawn(call, self._after_look_up(call, container_id, start, adopt=True))
 
-    async def _later(
+    async def _after_look_up(
         self, call: UndecidedCall, target: str, step: Callable[[], None], *, adopt: bool = False
     ) -> None:
         await self._dispatcher.look_up(target, adopt=adopt)
@@ -240,7 +240,9 @@ class HookBridge:
             return
 
         def decided(outcome: Outcome) -> None:
-            if not self._dispatcher.refuses(call, outcome) and not self._dispatcher.relays(call):
+            if not self._dispatcher.refuse_or_update(
+                call, outcome
+            ) and not self._dispatcher.forward_if_released(call):
                 proceed(call)
 
         event = PreStartContainer(*lifecycle_events.facts(container), lifecycle_events.decision(container))
@@ -252,27 +254,27 @@ class HookBridge:
 
     def _end(self, call: UndecidedCall, target: str, proceed: Handle) -> None:
         """Call hooks before a stop or a removal, which continues whatever they answer."""
-        if self._lifecycle_events.lacks(target):
+        if self._lifecycle_events.lacks_facts(target):
             end = partial(self._end_known, call, target, proceed)
-            self._dispatcher.spawn(call, self._later(call, target, end))
+            self._dispatcher.spawn(call, self._after_look_up(call, target, end))
         else:
             self._end_known(call, target, proceed)
 
     def _end_known(self, call: UndecidedCall, target: str, proceed: Handle) -> None:
-        event = self._ending(call, target)
+        event = self._end_event(call, target)
         if event is None:
             proceed(call)
             return
 
         def decided(outcome: Outcome) -> None:
-            self._dispatcher.update(outcome)
+            self._dispatcher.start_updates(outcome)
             proceed(call)
 
         self._dispatcher.call_hooks(call, event, decided)
 
-    def _ending(self, call: UndecidedCall, target: str) -> Point | None:
+    def _end_event(self, call: UndecidedCall, target: str) -> Point | None:
         """Return the event before a stop or a removal; None if it stops or removes nothing."""
-        lifecycle_events, state, point = self._lifecycle_events, self._executor.state, ENDING[call.method]
+        lifecycle_events, state, point = self._lifecycle_events, self._executor.state, END_POINTS[call.method]
         if point == PreStopPodSandbox.NAME:
             pod = state.pods.get(target)
             return None if pod is None else PreStopPodSandbox(lifecycle_events.pod(pod))

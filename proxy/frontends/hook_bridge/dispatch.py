@@ -19,14 +19,14 @@ from proxy.telemetry import metrics
 if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
     from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
-    from proxy.frontends.hook_bridge.updates import Updates
+    from proxy.frontends.hook_bridge.updates import HookUpdates
     from proxy.hooks.hook import HookCaller
 
 _MARGIN_S = 5.0
 _REJECTIONS = ("RunPodSandbox", "CreateContainer")
 """Methods whose rejections are reported as those of their pod or container."""
 
-Decided = Callable[[Outcome], None]
+OnOutcome = Callable[[Outcome], None]
 """Continues with a call when the hooks have answered."""
 LookUp = Callable[[str], Awaitable[object]]
 
@@ -38,10 +38,10 @@ class HookDispatcher:
         self,
         executor: NodeExecutor,
         hooks: HookCaller,
-        updates: Updates,
+        updates: HookUpdates,
         lifecycle_events: LifecycleEvents,
         spawn: SpawnForCall,
-        learn: LookUp,
+        look_up: LookUp,
         *,
         owned_cpus: bool = False,
     ) -> None:
@@ -53,7 +53,7 @@ class HookDispatcher:
             updates: Applies the updates that hooks request for other containers.
             lifecycle_events: Has the facts that hooks are called with.
             spawn: Runs a coroutine that decides a call.
-            learn: Looks up the missing facts of a container or sandbox.
+            look_up: Looks up the missing facts of a container or sandbox.
             owned_cpus: Hooks may assign CPUs that have owners.
         """
         self.hooks = hooks
@@ -61,12 +61,12 @@ class HookDispatcher:
         self.lifecycle_events = lifecycle_events
         self.spawn = spawn
         self._updates = updates
-        self._learn = learn
+        self._look_up = look_up
         self._owned_cpus = owned_cpus
 
     def knows(self, container_id: str) -> bool:
         """Return whether a container and its facts are known."""
-        return container_id in self.executor.state.containers and not self.lifecycle_events.lacks(
+        return container_id in self.executor.state.containers and not self.lifecycle_events.lacks_facts(
             container_id
         )
 
@@ -74,10 +74,10 @@ class HookDispatcher:
         """Look up the facts of a container or a sandbox, if possible; a sandbox is never adopted."""
         if adopt and target not in self.executor.state.containers:
             await self.executor.reconciler.adoption.adopt_one(target)
-        if self.lifecycle_events.lacks(target):
-            await self._learn(target)
+        if self.lifecycle_events.lacks_facts(target):
+            await self._look_up(target)
 
-    def answers(self, event: Point) -> PendingOutcome:
+    def start_hooks(self, event: Point) -> PendingOutcome:
         """Call the hooks of an event's point."""
         try:
             return self.hooks.call_hooks(event)
@@ -85,43 +85,47 @@ class HookDispatcher:
             self.executor.report_internal_error(error)
             return NO_HOOKS_CALLED
 
-    async def outcome(self, answers: PendingOutcome) -> Outcome:
+    async def await_outcome(self, pending: PendingOutcome) -> Outcome:
         """Wait for the outcome. The hook engine has the deadlines; the one here is for its faults."""
-        if answers.outcome is not None:
-            return answers.outcome
+        if pending.outcome is not None:
+            return pending.outcome
         try:
             async with asyncio.timeout(LONGEST_TIMEOUT_S + _MARGIN_S):
-                return await answers.wait()
+                return await pending.wait()
         except TimeoutError as error:
             self.executor.report_internal_error(error)
             return NO_CHANGE
 
     def call_hooks(
-        self, call: UndecidedCall, event: Point, go: Decided, over: Callable[[], None] = lambda: None
+        self,
+        call: UndecidedCall,
+        event: Point,
+        on_outcome: OnOutcome,
+        on_disconnect: Callable[[], None] = lambda: None,
     ) -> None:
         """Call hooks for a held call.
 
         Args:
             call: It is held until they have answered.
             event: The event that they receive.
-            go: Called with the outcome, in this turn of the loop if they have answered.
-            over: Called instead if the client has disconnected in the meantime.
+            on_outcome: Called with the outcome, in this turn of the loop if they have answered.
+            on_disconnect: Called instead if the client has disconnected in the meantime.
         """
-        answers = self.answers(event)
-        if answers.outcome is not None:
-            go(answers.outcome)
+        pending = self.start_hooks(event)
+        if pending.outcome is not None:
+            on_outcome(pending.outcome)
             return
 
         async def later() -> None:
-            outcome = await self.outcome(answers)
+            outcome = await self.await_outcome(pending)
             if call.done:
-                over()
+                on_disconnect()
             else:
-                go(outcome)
+                on_outcome(outcome)
 
         self.spawn(call, later())
 
-    def refuses(self, call: UndecidedCall, outcome: Outcome) -> bool:
+    def refuse_or_update(self, call: UndecidedCall, outcome: Outcome) -> bool:
         """Refuse the call if hooks do; otherwise start the updates of other containers that they request."""
         if outcome.refusal:
             self.executor.telemetry.count(metrics.REFUSED_BY_HOOKS)
@@ -130,20 +134,20 @@ class HookDispatcher:
             call.refuse(GrpcStatus.FAILED_PRECONDITION, outcome.refusal)
             return True
         if outcome.adjustment.updates:
-            self.update(outcome)
+            self.start_updates(outcome)
         return False
 
-    def relays(self, call: UndecidedCall) -> bool:
+    def forward_if_released(self, call: UndecidedCall) -> bool:
         """Forward a call if the node was released in the meantime: then nothing is decided here any more."""
         if not self.executor.store.mode.in_release:
             return False
         call.release()
         return True
 
-    def update(self, outcome: Outcome) -> None:
+    def start_updates(self, outcome: Outcome) -> None:
         """Start the updates of other containers that hooks request."""
         if outcome.adjustment.updates:
-            self._updates.take(outcome.adjustment.updates, outcome.owners)
+            self._updates.queue(outcome.adjustment.updates, outcome.owners)
 
     def apply(
         self, call: UndecidedCall, outcome: Outcome, refused: Callable[[str], None] = lambda reason: None
@@ -158,16 +162,16 @@ class HookDispatcher:
         Returns:
             The part of the outcome that counts; None if the call is refused.
         """
-        outcome, body = self._written(call, outcome)
+        outcome, body = self._adjusted_body(call, outcome)
         if outcome.refusal:
             refused(outcome.refusal)
-        if self.refuses(call, outcome):
+        if self.refuse_or_update(call, outcome):
             return None
         if body is not call.body:
             call.change(body)
         return outcome
 
-    def _written(self, call: UndecidedCall, outcome: Outcome) -> tuple[Outcome, Any]:
+    def _adjusted_body(self, call: UndecidedCall, outcome: Outcome) -> tuple[Outcome, Any]:
         """Write the changes of hooks into a call's message.
 
         Returns:

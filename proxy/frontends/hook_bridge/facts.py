@@ -73,7 +73,7 @@ def existing_facts(container: Container, known: RememberedContainer | None) -> C
     requested = recorded(container.request)
     if known is None:
         return ContainerFacts(*identity, resources=requested)
-    requested = known.requested if known.whole else merged(requested, known.requested)
+    requested = known.requested if known.includes_create else merged(requested, known.requested)
     return known.details.facts(identity, known.image, requested)
 
 

@@ -60,7 +60,7 @@ class LifecycleEvents(Observer):
     """Follows the node for hooks.
 
     Attributes:
-        memory: The facts that calls do not carry.
+        object_cache: The facts that calls do not carry.
         stopped: Sandboxes that have been stopped and still exist, by id.
         sent: The data kept of creates that are at the runtime, by token.
     """
@@ -69,45 +69,46 @@ class LifecycleEvents(Observer):
         self,
         executor: NodeExecutor,
         hooks: HookCaller,
-        resumed: Callable[[], None] = lambda: None,
-        lacks: Callable[[], None] = lambda: None,
-        learn: Callable[[str], Awaitable[None]] | None = None,
+        on_resumed: Callable[[], None] = lambda: None,
+        on_facts_missing: Callable[[], None] = lambda: None,
+        look_up: Callable[[str], Awaitable[None]] | None = None,
         *,
         owned_cpus: bool = False,
     ) -> None:
-        """Begin with an empty memory.
+        """Begin without any facts.
 
         Args:
             executor: The node.
             hooks: Calls the hooks.
-            resumed: Called at the end of a release, during which hooks were not notified.
-            lacks: Called if a sandbox or container appeared without a call, so that few facts are known.
-            learn: Looks up the facts of one sandbox or container.
+            on_resumed: Called at the end of a release, during which hooks were not notified.
+            on_facts_missing: Called if a sandbox or container appeared without a call, so that few facts are
+                known.
+            look_up: Looks up the facts of one sandbox or container.
             owned_cpus: Hooks may assign CPUs that have owners.
         """
         self._executor = executor
         self._hooks = hooks
         self._owned_cpus = owned_cpus
         self._state = executor.state
-        self._resumed = resumed
-        self._lacks = lacks
-        self._learn = learn
+        self._on_resumed = on_resumed
+        self._on_facts_missing = on_facts_missing
+        self._look_up = look_up
         self._was_in_release = False
         self._comparison_scheduled = False
-        self.memory = ObjectCache()
+        self.object_cache = ObjectCache()
         self.stopped: dict[str, Pod] = {}
         self.sent: dict[str, RememberedContainer | Callable[[], RememberedContainer]] = {}
 
     # -- facts --------------------------------------------------------------------------------------------
 
-    def lacks(self, target: str) -> bool:
+    def lacks_facts(self, target: str) -> bool:
         """Return whether labels and annotations of a container and its pod, or of a sandbox, are missing."""
-        if self.memory.pod(target) is not None:
+        if self.object_cache.pod(target) is not None:
             return False
         container = self._executor.state.containers.get(target)
         if container is None:
             return self.find_pod(target) is not None
-        return not self.memory.knows(target) or self.memory.pod(container.pod.sandbox_id) is None
+        return not self.object_cache.knows(target) or self.object_cache.pod(container.pod.sandbox_id) is None
 
     def find_pod(self, sandbox_id: str) -> Pod | None:
         """Return an existing sandbox, even if it has been stopped."""
@@ -115,18 +116,18 @@ class LifecycleEvents(Observer):
 
     def pod(self, pod: Pod) -> PodFacts:
         """Return the facts of a sandbox."""
-        return remembered_pod_facts(pod, self.memory.pod(pod.sandbox_id))
+        return remembered_pod_facts(pod, self.object_cache.pod(pod.sandbox_id))
 
     def facts(self, container: Container) -> tuple[PodFacts, ContainerFacts]:
         """Return the facts of a container that has been created, and of its pod."""
         pod = self.find_pod(container.pod.sandbox_id) or container.pod
-        return self.pod(pod), existing_facts(container, self.memory.container(container.id))
+        return self.pod(pod), existing_facts(container, self.object_cache.container(container.id))
 
     def decision(self, container: Container) -> Decision:
         """Return the decision for a container."""
         return decision_of(self._executor.state, container, self._owned_cpus)
 
-    def everything(self) -> Synchronize:
+    def synchronize_event(self) -> Synchronize:
         """Return the event with the whole state of the node."""
         state = self._executor.state
         containers = [c for c in state.containers.values() if c.phase is not Phase.CREATING]
@@ -142,7 +143,7 @@ class LifecycleEvents(Observer):
             [Running(*self.facts(c), self.decision(c)) for c in containers],
         )
 
-    def learn(self, pods: bytes, containers: bytes, since: int) -> None:
+    def read_lists(self, pods: bytes, containers: bytes, since: int) -> None:
         """Read the runtime's lists for sandboxes and containers that were created before there were hooks.
 
         Args:
@@ -153,7 +154,7 @@ class LifecycleEvents(Observer):
         """
         changes = self._executor.state.runtime.changes
         sandboxes = _entries(pb.PodSandbox, pods)
-        self.memory.listed(sandboxes, _entries(pb.Container, containers))
+        self.object_cache.add_listed(sandboxes, _entries(pb.Container, containers))
         for sandbox in sandboxes:
             is_unknown = sandbox.state == pb.SANDBOX_NOTREADY and self.find_pod(sandbox.id) is None
             if is_unknown and changes.is_unchanged(sandbox.id, since):
@@ -181,14 +182,14 @@ class LifecycleEvents(Observer):
         except Exception as error:  # noqa: BLE001  a failed notification must not affect the node
             executor.report_internal_error(error)
 
-    def ran(self, pod: Pod, view: HookView) -> None:
+    def pod_created(self, pod: Pod, view: HookView) -> None:
         """A sandbox has been created by a RunPodSandbox."""
-        self.memory.ran(pod.sandbox_id, view.sandbox(pod)[0])
+        self.object_cache.add_pod(pod.sandbox_id, view.sandbox(pod)[0])
         self.notify(PostRunPodSandbox, lambda: PostRunPodSandbox(self.pod(pod)))
 
     def updated(self, container_id: str, view: HookView) -> None:
         """A container's resources have been changed by an UpdateContainerResources."""
-        self.memory.updated(container_id, view.update()[0])
+        self.object_cache.update_container(container_id, view.update()[0])
         container = self._executor.state.containers.get(container_id)
         if container is not None:
             self._notify(PostUpdateContainerResources, container)
@@ -208,7 +209,7 @@ class LifecycleEvents(Observer):
         """See ``Observer``."""
         request = self.sent.pop(token, None)
         if request is not None:
-            self.memory.created(container.id, request)
+            self.object_cache.add_container(container.id, request)
         self._notify(PostCreateContainer, container)
         if container.placement.pool is Pool.OWN:
             self._compare_soon()  # the owner of its CPUs has an id now
@@ -229,15 +230,15 @@ class LifecycleEvents(Observer):
         if container.phase is Phase.RUNNING:
             self._notify(PostStopContainer, container.in_phase(Phase.EXITED))
         self.notify(PostRemoveContainer, lambda: PostRemoveContainer(*self.facts(container)))
-        self.memory.forget(container.id)
+        self.object_cache.forget(container.id)
 
     def pod_found(self, pod: Pod) -> None:
         """See ``Observer``."""
         self._executor.spawn(self._found(pod))
 
     async def _found(self, pod: Pod) -> None:
-        if self._learn is not None and self.lacks(pod.sandbox_id):
-            await self._learn(pod.sandbox_id)
+        if self._look_up is not None and self.lacks_facts(pod.sandbox_id):
+            await self._look_up(pod.sandbox_id)
         self.notify(PostRunPodSandbox, lambda: PostRunPodSandbox(self.pod(pod)))
 
     def pod_stopped(self, pod: Pod) -> None:
@@ -252,24 +253,24 @@ class LifecycleEvents(Observer):
         pod = self.stopped.pop(sandbox_id, None)
         if pod is not None:
             self.notify(PostRemovePodSandbox, lambda: PostRemovePodSandbox(self.pod(pod)))
-        self.memory.forget(sandbox_id)
+        self.object_cache.forget(sandbox_id)
 
     def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
         """See ``Observer``."""
         state = self._executor.state
         was_in_release, self._was_in_release = self._was_in_release, self._executor.store.mode.in_release
         if was_in_release and not self._was_in_release:
-            self._resumed()
+            self._on_resumed()
         for sandbox_id in [
             i for i in self.stopped if i not in pods and state.runtime.changes.is_unchanged(i, since)
         ]:
             self.pod_removed(sandbox_id)
-        self.memory.keep_only({*pods, *state.pods, *self.stopped}, {*containers, *state.containers})
+        self.object_cache.keep_only({*pods, *state.pods, *self.stopped}, {*containers, *state.containers})
         expected = [c.id for c in state.containers.values() if c.phase not in (Phase.CREATING, Phase.EXITED)]
-        if any(i in containers and not self.memory.knows(i) for i in expected) or any(
-            i in pods and self.memory.pod(i) is None for i in state.pods
+        if any(i in containers and not self.object_cache.knows(i) for i in expected) or any(
+            i in pods and self.object_cache.pod(i) is None for i in state.pods
         ):
-            self._lacks()
+            self._on_facts_missing()
         self.sent = {token: request for token, request in self.sent.items() if token in state.containers}
 
     # -- changes of the machine and the pools -------------------------------------------------------------

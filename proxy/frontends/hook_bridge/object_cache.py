@@ -28,7 +28,7 @@ CONTAINER_BYTES = 16 << 10
 """The largest size that is kept of a container's configuration."""
 POD_BYTES = 64 << 10
 """The largest size that is kept of a pod's: users annotate pods, and Kubernetes allows 256 KiB."""
-_AROUND = 2
+_ENTRY_OVERHEAD_BYTES = 2
 """The fewest bytes that an entry of a map takes in addition to its key and its value."""
 _NO_TEXTS: Mapping[str, str] = {}
 ContainerIdentity: TypeAlias = tuple[str, str, int, str]
@@ -78,7 +78,7 @@ class PackedTexts(Struct, frozen=True):
                     if excess <= 0:
                         break
                     del entries[key]
-                    excess -= sizes[key] + _AROUND
+                    excess -= sizes[key] + _ENTRY_OVERHEAD_BYTES
             raw = _packed(*kept, _NO_TEXTS)
         return cls(raw)
 
@@ -121,13 +121,13 @@ class RememberedContainer(Struct, frozen=True):
         image: Its image, as users name it.
         details: All of its configuration, or labels and annotations.
         requested: The merged requests of the calls that passed here.
-        whole: Its create was among these calls.
+        includes_create: Its create was among these calls.
     """
 
     image: str
     details: ContainerDetails
     requested: Resources
-    whole: bool
+    includes_create: bool
 
 
 class ObjectCache:
@@ -152,7 +152,7 @@ class ObjectCache:
         """Return whether anything is remembered of a container."""
         return container_id in self._containers
 
-    def ran(self, sandbox_id: str, pod: PodFacts) -> None:
+    def add_pod(self, sandbox_id: str, pod: PodFacts) -> None:
         """Remember a sandbox that the runtime has created.
 
         Args:
@@ -162,7 +162,7 @@ class ObjectCache:
         texts = PackedTexts.of(POD_BYTES, pod.labels, pod.annotations)
         self._pods[sandbox_id] = RememberedPod(pod.runtime_handler, texts)
 
-    def created(
+    def add_container(
         self, container_id: str, container: RememberedContainer | Callable[[], RememberedContainer]
     ) -> None:
         """Remember a container that the runtime has created.
@@ -174,13 +174,13 @@ class ObjectCache:
         """
         self._containers[container_id] = container
 
-    def updated(self, container_id: str, update: Resources) -> None:
+    def update_container(self, container_id: str, update: Resources) -> None:
         """Remember the resources that a successful update of a container has set."""
         known = self.container(container_id)
         if known is not None:
             self._containers[container_id] = replace(known, requested=merged(known.requested, update))
 
-    def listed(self, pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container]) -> None:
+    def add_listed(self, pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container]) -> None:
         """Add the earlier sandboxes and containers from the runtime's lists."""
         for pod in pods:
             if pod.id not in self._pods:
@@ -190,7 +190,7 @@ class ObjectCache:
             if each.id not in self._containers:
                 kept = PackedTexts.of(CONTAINER_BYTES, each.labels, each.annotations)
                 self._containers[each.id] = RememberedContainer(
-                    image_of(each.image), kept, NO_RESOURCES, whole=False
+                    image_of(each.image), kept, NO_RESOURCES, includes_create=False
                 )
 
     def forget(self, *ids: str) -> None:

@@ -14,17 +14,17 @@ from collections.abc import Coroutine
 from msgspec import Struct
 
 from proxy.calls.undecided_call import Handle, UndecidedCall
-from proxy.frontends.hook_bridge.dispatch import Decided, HookDispatcher
+from proxy.frontends.hook_bridge.dispatch import HookDispatcher, OnOutcome
 from proxy.hooks.events import PreUpdateContainerResources
 from proxy.hooks.hook import Outcome, PendingOutcome
 from proxy.model.workload import Phase
 
 
-class _Waiting(Struct, frozen=True):
-    """Hooks that have not answered yet, and the function to call when they have."""
+class _CalledHooks(Struct, frozen=True):
+    """Hooks that have not answered yet, and the function to call with their outcome."""
 
-    answers: PendingOutcome
-    go: Decided
+    pending: PendingOutcome
+    on_outcome: OnOutcome
 
 
 class UpdateQueue:
@@ -37,46 +37,46 @@ class UpdateQueue:
         self._last: dict[str, asyncio.Future[None]] = {}
         """The last update in the queue of each container that has a queue."""
 
-    def update(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
+    def update(self, call: UndecidedCall, container_id: str, proceed: Handle) -> None:
         """Call hooks for an update when its turn comes."""
-        answers = None
+        called = None
         if container_id not in self._last and self._dispatcher.knows(container_id):
-            answers = self._call_hooks(call, container_id, go)
-            if answers is None:
+            called = self._call_hooks(call, container_id, proceed)
+            if called is None:
                 return
-        self._dispatcher.spawn(call, self._in_line(call, container_id, go, answers))
+        self._dispatcher.spawn(call, self._enter_queue(call, container_id, proceed, called))
 
-    def _in_line(
-        self, call: UndecidedCall, container_id: str, go: Handle, answers: _Waiting | None
+    def _enter_queue(
+        self, call: UndecidedCall, container_id: str, proceed: Handle, called: _CalledHooks | None
     ) -> Coroutine[object, object, None]:
         """Enter the queue now; return the coroutine to await."""
         before, finished = self._last.get(container_id), asyncio.get_running_loop().create_future()
         self._last[container_id] = finished
 
-        async def waiting() -> None:
+        async def wait_and_proceed() -> None:
             try:
                 if before is not None:
                     await asyncio.wait((before,))
                 await self._dispatcher.look_up(container_id)
-                late = answers
-                if late is None and not call.done:
-                    late = self._call_hooks(call, container_id, go)
-                if late is not None:
-                    outcome = await self._dispatcher.outcome(late.answers)
+                hooks = called
+                if hooks is None and not call.done:
+                    hooks = self._call_hooks(call, container_id, proceed)
+                if hooks is not None:
+                    outcome = await self._dispatcher.await_outcome(hooks.pending)
                     if not call.done:
-                        late.go(outcome)
+                        hooks.on_outcome(outcome)
             finally:
                 finished.set_result(None)
                 if self._last.get(container_id) is finished:
                     del self._last[container_id]
 
-        return waiting()
+        return wait_and_proceed()
 
-    def _call_hooks(self, call: UndecidedCall, container_id: str, go: Handle) -> _Waiting | None:
-        """Call hooks for an update; return the answers to wait for, or None if the call has continued."""
+    def _call_hooks(self, call: UndecidedCall, container_id: str, proceed: Handle) -> _CalledHooks | None:
+        """Call hooks for an update; return those to wait for, or None if the call has continued."""
         container = self._executor.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED:
-            go(call)
+            proceed(call)
             return None
         lifecycle_events, offered = (
             self._dispatcher.lifecycle_events,
@@ -85,18 +85,18 @@ class UpdateQueue:
 
         def decided(outcome: Outcome) -> None:
             applied = self._dispatcher.apply(call, outcome)
-            if applied is not None and not self._dispatcher.relays(call):
+            if applied is not None and not self._dispatcher.forward_if_released(call):
                 self._dispatcher.narrow(container_id, applied, offered)
-                go(call)
+                proceed(call)
 
-        answers = self._dispatcher.answers(
+        pending = self._dispatcher.start_hooks(
             PreUpdateContainerResources(
                 *lifecycle_events.facts(container),
                 lifecycle_events.decision(container),
                 *call.hook_view().update(),
             )
         )
-        if answers.outcome is None:
-            return _Waiting(answers, decided)
-        decided(answers.outcome)
+        if pending.outcome is None:
+            return _CalledHooks(pending, decided)
+        decided(pending.outcome)
         return None

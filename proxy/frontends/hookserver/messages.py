@@ -121,7 +121,9 @@ class ContainerReply(Struct, frozen=True):
         """Return the data to keep of a create."""
         seen = self.container()
         texts = PackedTexts.of(CONTAINER_BYTES, seen.labels, seen.annotations, seen.envs)
-        return RememberedContainer(seen.image, texts, merged(NO_RESOURCES, seen.resources), whole=True)
+        return RememberedContainer(
+            seen.image, texts, merged(NO_RESOURCES, seen.resources), includes_create=True
+        )
 
     def adjusted(self, adjustment: Adjustment) -> ContainerReply:
         """Return the answer with those changes of hooks for which it has fields."""

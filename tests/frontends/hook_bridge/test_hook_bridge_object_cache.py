@@ -129,8 +129,8 @@ def test_a_removed_container_is_forgotten() -> None:
     """Koordinator's proxy never forgets containers that exited by themselves."""
     memory = created()
     remember(memory, "c2", create().SerializeToString())
-    memory.ran("s1", PodFacts())
-    memory.ran("s2", PodFacts())
+    memory.add_pod("s1", PodFacts())
+    memory.add_pod("s2", PodFacts())
     memory.forget("c1", "s1")
     assert memory.container("c1") is memory.pod("s1") is None
     assert memory.container("c2") is not None
@@ -161,11 +161,11 @@ def test_a_large_container_keeps_labels_and_annotations() -> None:
 def test_the_largest_annotations_are_dropped_first() -> None:
     notes = {"small": "1", "large": "x" * POD_BYTES, "larger": "y" * (POD_BYTES + 1), "fits": "z" * 1000}
     memory = ObjectCache()
-    memory.ran("s1", PodFacts(labels={"l": "1"}, annotations=notes))
+    memory.add_pod("s1", PodFacts(labels={"l": "1"}, annotations=notes))
     assert (pod(memory).labels, {*pod(memory).annotations}) == ({"l": "1"}, {"small", "fits"})
     del notes["larger"]
     notes["large"] = "x" * (POD_BYTES - 2000)
-    memory.ran("s1", PodFacts(annotations=notes))
+    memory.add_pod("s1", PodFacts(annotations=notes))
     assert pod(memory).annotations == notes, "all annotations are kept while they fit"
 
 
@@ -218,7 +218,9 @@ def test_a_create_that_cannot_be_read_is_not_cached() -> None:
     for body in (b"\xff\xff\xff", b"\xff" * 2 * CONTAINER_BYTES):
         remember(memory, "c1", body)
         assert memory.knows("c1")
-        assert memory.container("c1") == RememberedContainer("", KeptConfig(b""), Resources(), whole=False)
+        assert memory.container("c1") == RememberedContainer(
+            "", KeptConfig(b""), Resources(), includes_create=False
+        )
 
 
 def test_an_invalid_sandbox_is_an_error() -> None:
