@@ -68,5 +68,5 @@ def hook_parts_of(
     look_up, spawn = backfill.look_up_in_call, flow.spawn
     dispatcher = HookDispatcher(executor, engine, updates, lifecycle_events, spawn, look_up, owned_cpus=owned)
     executor.store.subscribe(lifecycle_events)
-    flow.hook(HookBridge(dispatcher))
+    flow.set_hooks(HookBridge(dispatcher))
     return HookParts(engine, registry, updates, backfill)

@@ -49,7 +49,7 @@ class CallFlow:
         self.executor = executor
         self.replaced = False
         self._relayed: dict[UndecidedCall, str] = {}
-        self._relayed_over: Callable[[str], None] = lambda name: None
+        self._on_relayed_end: Callable[[str], None] = lambda name: None
         self.hooks_ready: asyncio.Event | None = None
         pods, creates = PodCalls(executor, self.spawn), CreateCalls(executor, self.spawn)
         containers = ContainerCalls(executor, self.spawn)
@@ -62,7 +62,7 @@ class CallFlow:
         self._answered = {"CreateContainer": creates.answered, "RunPodSandbox": pods.answered}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def hook(self, hooks: HookGateway) -> None:
+    def set_hooks(self, hooks: HookGateway) -> None:
         """Call hooks from now on; calls in progress continue as they began."""
         self._hooks = hooks
         for part in self._parts:
@@ -72,7 +72,7 @@ class CallFlow:
         self,
         refuse_undecided: Callable[[int, str], None],
         forwarded: Callable[[], Iterable[UndecidedCall]],
-        over: Callable[[str], None],
+        on_relayed_end: Callable[[str], None],
     ) -> list[RelayedCall]:
         """Decide nothing any more: another process continues.
 
@@ -84,7 +84,7 @@ class CallFlow:
         Args:
             refuse_undecided: Refuses all calls that are held, with a gRPC status and its text.
             forwarded: Returns the calls that are open then.
-            over: Called with the name of each relayed call that is over.
+            on_relayed_end: Called with the name of each relayed call that is over.
 
         Returns:
             The calls that may still change a container, or create a container or a sandbox.
@@ -96,10 +96,10 @@ class CallFlow:
         refuse_undecided(GrpcStatus.UNAVAILABLE, REPLACED)
         for task in self._tasks:  # otherwise they would still decide these calls
             task.cancel()
-        self._relayed_over = over
+        self._on_relayed_end = on_relayed_end
         found = list[RelayedCall]()
         for call in forwarded():
-            context = call.state
+            context = call.context
             if not isinstance(context, CallContext):
                 continue
             name, inflight_call = self.executor.token("call"), context.inflight_call
@@ -132,18 +132,18 @@ class CallFlow:
         else:
             self.spawn(call, self._when_reconciled(call))
 
-    def names(self, call: UndecidedCall) -> bool:
+    def needs_created_id(self, call: UndecidedCall) -> bool:
         """Return whether the answer to a call names a created container or sandbox that must be recorded."""
-        return call.method in self._answered and isinstance(call.state, CallContext) and not self.replaced
+        return call.method in self._answered and isinstance(call.context, CallContext) and not self.replaced
 
     def answered(self, call: UndecidedCall, created: str) -> None:
         """The runtime has named the container or sandbox that a call created; empty if it cannot be read."""
-        context = call.state
+        context = call.context
         if isinstance(context, CallContext):
             try:
                 self._answered[call.method](context, created)
             except Exception as error:  # noqa: BLE001  the runtime's list will show what was created
-                self._missed(error)
+                self._on_unrecorded_answer(error)
 
     def finished(self, call: UndecidedCall, status: int | None) -> None:
         """The call is over.
@@ -153,18 +153,18 @@ class CallFlow:
             status: grpc-status of the runtime, or None if none came (refused by us, cancelled, connection
                 lost, outcome unknown).
         """
-        context = call.state
-        call.state = None
+        context = call.context
+        call.context = None
         if (name := self._relayed.pop(call, None)) is not None:
-            self._relayed_over(name)
+            self._on_relayed_end(name)
         if not isinstance(context, CallContext) or self.replaced:
             return
         try:
             self._finished[call.method](call, context, status)
         except Exception as error:  # noqa: BLE001  as in ``answered``
-            self._missed(error)
+            self._on_unrecorded_answer(error)
 
-    def _missed(self, error: Exception) -> None:
+    def _on_unrecorded_answer(self, error: Exception) -> None:
         """An answer could not be recorded: reconcile the node with the runtime soon."""
         self.executor.reconcile_requested.set()
         self.executor.report_internal_error(error)
@@ -188,7 +188,7 @@ class CallFlow:
     def _handle(self, call: UndecidedCall) -> None:
         try:
             self._requests[call.method](call)
-        except call.unreadable as error:
+        except call.decode_errors as error:
             self._undecodable(call, error)
         except Exception as error:  # noqa: BLE001  an internal error must not affect the node
             self._fault(call, error)
@@ -199,7 +199,7 @@ class CallFlow:
     def _relay(self, call: UndecidedCall) -> None:
         """Forward a call unchanged, because the node is released."""
         if call.method == "StartContainer":
-            with contextlib.suppress(*call.unreadable):
+            with contextlib.suppress(*call.decode_errors):
                 self._relay_start(call)
         call.release()
 
@@ -225,15 +225,15 @@ class CallFlow:
         executor = self.executor
         executor.report_internal_error(error)
         executor.reconcile_requested.set()
-        if isinstance(call.state, CallContext):
+        if isinstance(call.context, CallContext):
             # The request may pass without its cpuset, so the cpuset that the runtime saves is unknown.
-            executor.store.handle(SavedCpusLearned(call.state.target, None))
-            call.state.sent = None
+            executor.store.handle(SavedCpusLearned(call.context.target, None))
+            call.context.sent_cpus = None
         always = executor.options.refuse_on_error
         if call.method == "CreateContainer" and self._must_be_placed(call, always=always):
             message = f"cannot place the container: internal error: {type(error).__name__}: {error}"
-            if isinstance(call.state, CallContext) and not call.decided:
-                executor.lifecycle.withdrawn(call.state.target)
+            if isinstance(call.context, CallContext) and not call.decided:
+                executor.lifecycle.withdrawn(call.context.target)
             call.refuse(GrpcStatus.INTERNAL, message)
         else:
             call.release()

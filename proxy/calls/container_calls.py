@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
-from proxy.calls.undecided_call import CallContext, Finished, Handle, SpawnForCall, UndecidedCall, send
+from proxy.calls.undecided_call import (
+    CallContext,
+    CallEndHandler,
+    CallHandler,
+    SpawnForCall,
+    UndecidedCall,
+    send,
+)
 from proxy.engine.call_answers import CallAnswer, Forward, ForwardStart, PrepareStart
 from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.enforcement import applies_to, is_applied_to_all
@@ -24,11 +31,11 @@ class ContainerCalls:
         self.executor = executor
         self.hooks: HookGateway = NO_HOOKS
         self._spawn = spawn
-        self.requests: Mapping[str, Handle] = {
+        self.requests: Mapping[str, CallHandler] = {
             "StartContainer": self._start,
             "UpdateContainerResources": self._update,
         }
-        self.finished: Mapping[str, Finished] = {
+        self.finished: Mapping[str, CallEndHandler] = {
             "StartContainer": self._start_done,
             "UpdateContainerResources": self._update_done,
             "StopContainer": self._stopped,
@@ -38,14 +45,14 @@ class ContainerCalls:
     def _start(self, call: UndecidedCall) -> None:
         self._after_hooks("pre_start_container", call, self._start_now)
 
-    def _after_hooks(self, point: str, call: UndecidedCall, proceed: Handle) -> None:
+    def _after_hooks(self, point: str, call: UndecidedCall, proceed: CallHandler) -> None:
         """Continue with a call after the hooks of a point, if hooks may change or refuse it."""
-        if point in self.hooks.points and self._may_hook(call.target()):
+        if point in self.hooks.points and self._may_call_hooks(call.target()):
             self.hooks.before(point, call, call.target(), proceed)
         else:
             proceed(call)
 
-    def _may_hook(self, container_id: str) -> bool:
+    def _may_call_hooks(self, container_id: str) -> bool:
         """Return whether hooks may change or refuse a call; the calls of observed pods pass unchanged."""
         state = self.executor.state
         container = state.containers.get(container_id)
@@ -57,7 +64,7 @@ class ContainerCalls:
         if type(answer) is PrepareStart or self._needs_fence(container_id):
             self._spawn(call, self._start_later(call, container_id))
         else:
-            self._go_start(call, container_id, answer, None)
+            self._send_start(call, container_id, answer, None)
 
     def _needs_fence(self, container_id: str) -> bool:
         """Return whether a call for a container may need a fence first; False if the container is unknown."""
@@ -79,7 +86,7 @@ class ContainerCalls:
             return
         if not call.done:
             answer = store.answer(StartRequested(container_id, is_prepared=True))
-            self._go_start(call, container_id, answer, fence)
+            self._send_start(call, container_id, answer, fence)
         else:
             await self.executor.unit_properties.fencing.remove(fence)
 
@@ -97,12 +104,12 @@ class ContainerCalls:
             container_id, strict=is_applied_to_all(state)
         )
 
-    def _go_start(
+    def _send_start(
         self, call: UndecidedCall, container_id: str, answer: CallAnswer, fence: Fence | None
     ) -> None:
         if type(answer) is ForwardStart:
             inflight_call = self.executor.call_tracker.start(container_id, answer.carries, fence)
-            call.state = CallContext(container_id, inflight_call=inflight_call)
+            call.context = CallContext(container_id, inflight_call=inflight_call)
         else:
             self.executor.spawn(self.executor.unit_properties.fencing.remove(fence))
         send(call, answer)
@@ -113,7 +120,7 @@ class ContainerCalls:
         inflight_call = self.executor.inflight_calls.track(
             container_id, anywhere, is_start=True, relayed=True
         )
-        call.state = CallContext(container_id, inflight_call=inflight_call)
+        call.context = CallContext(container_id, inflight_call=inflight_call)
 
     def _start_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if context.inflight_call is None:
@@ -130,7 +137,7 @@ class ContainerCalls:
         requested = call.resource_update()
         is_known = requested.container_id in self.executor.state.containers
         if is_known and not self._needs_fence(requested.container_id):
-            self._go_update(call, requested, None)
+            self._send_update(call, requested, None)
         else:
             self._spawn(call, self._update_later(call, requested))
 
@@ -145,12 +152,12 @@ class ContainerCalls:
         if call.done:
             await fencing.remove(fence)
         elif container_id in self.executor.state.containers:
-            self._go_update(call, request, fence)
+            self._send_update(call, request, fence)
         else:
             call.release()
             await fencing.remove(fence)
 
-    def _go_update(self, call: UndecidedCall, request: UpdateRequested, fence: Fence | None) -> None:
+    def _send_update(self, call: UndecidedCall, request: UpdateRequested, fence: Fence | None) -> None:
         executor, container_id = self.executor, request.container_id
         fencing = executor.unit_properties.fencing
         former_quota = quota_record(executor.state, container_id)
@@ -158,9 +165,9 @@ class ContainerCalls:
         if type(answer) is Forward:
             inflight_call = executor.inflight_calls.track(container_id, answer.planned_cpus)
             fencing.bind(inflight_call, fence)
-            call.state = CallContext(
+            call.context = CallContext(
                 container_id,
-                sent=answer.planned_cpus,
+                sent_cpus=answer.planned_cpus,
                 inflight_call=inflight_call,
                 requested=request,
                 quota_update=executor.quotas.update_sent(container_id, request.cpu_quota, former_quota),
@@ -172,7 +179,7 @@ class ContainerCalls:
                 inflight_call = executor.inflight_calls.track(
                     container_id, executor.state.node.machine.online
                 )
-                call.state = CallContext(container_id, inflight_call=inflight_call, requested=request)
+                call.context = CallContext(container_id, inflight_call=inflight_call, requested=request)
         send(call, answer)
 
     def _update_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
@@ -188,7 +195,7 @@ class ContainerCalls:
             if status == GrpcStatus.OK and requested is not None:
                 self.executor.call_tracker.accepted(requested)
             self.executor.call_tracker.completed(
-                context.inflight_call, context.sent if status == GrpcStatus.OK else None
+                context.inflight_call, context.sent_cpus if status == GrpcStatus.OK else None
             )
             if status in NO_ANSWER and requested is not None and requested.memory_limit:
                 self.executor.spawn(self.executor.call_tracker.read_memory_limit(requested.container_id))

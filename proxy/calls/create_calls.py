@@ -75,7 +75,7 @@ class CreateCalls:
                 return
         elif pod.cpuset is not None and not pod.cpuset_chosen_locally:
             pod = self._renewed(pod, requested)
-        self._create_in(call, pod, requested)
+        self._decide_in_pod(call, pod, requested)
 
     async def _look_up(self, call: UndecidedCall, requested: CreateRequest) -> None:
         """Read the pod of a create, which neither the request nor the state has, from the runtime's list."""
@@ -94,9 +94,9 @@ class CreateCalls:
         pod = state.pods.get(sandbox_id)  # another call may have named it in the meantime
         if pod is None and found is not None:
             pod = executor.sandboxes.named_by_create(listed_pod(found, "", state.node.machine.bounds))
-            self._learned(pod)
+            self._record_pod(pod)
         if pod is not None:
-            self._create_in(call, pod, requested)
+            self._decide_in_pod(call, pod, requested)
             return
         executor.telemetry.problem(POD_UNKNOWN, sandboxID=sandbox_id, err=cause)
         executor.reconcile_requested.set()
@@ -105,7 +105,7 @@ class CreateCalls:
         else:
             call.release()  # the pod may be an observed one
 
-    def _create_in(self, call: UndecidedCall, pod: Pod, requested: CreateRequest) -> None:
+    def _decide_in_pod(self, call: UndecidedCall, pod: Pod, requested: CreateRequest) -> None:
         """Decide a create at once, or query kubelet first if its facts may change the decision."""
         executor = self.executor
         store = executor.store
@@ -141,7 +141,7 @@ class CreateCalls:
         elif pod.uid:
             pod = self.executor.sandboxes.named_by_create(pod)
         if pod.uid:
-            self._learned(pod)
+            self._record_pod(pod)
         return pod
 
     def _renewed(self, pod: Pod, requested: CreateRequest) -> Pod:
@@ -150,10 +150,10 @@ class CreateCalls:
         if total is None or total == pod.total:
             return pod
         renewed = structs.replace(pod, total=total)
-        self._learned(renewed)
+        self._record_pod(renewed)
         return renewed
 
-    def _learned(self, pod: Pod) -> None:
+    def _record_pod(self, pod: Pod) -> None:
         """Record the facts that a request has about its pod; they may change which CPUs are shared."""
         self.executor.store.handle(PodLearned(pod))
 
@@ -199,7 +199,7 @@ class CreateCalls:
         if (pod.cpuset_chosen_locally or pod.kube_qos is KubeQos.GUARANTEED) and needs_pod_total(
             executor.store.state.node, pod, requested.resources
         ):
-            with contextlib.suppress(*call.unreadable):
+            with contextlib.suppress(*call.decode_errors):
                 pod = structs.replace(pod, total=requested.pod_total())
         grants, state = executor.device_grants, executor.store.state
         if grants is not None and requests_devices(state, pod, requested.name) and applies_to(state, pod):
@@ -224,19 +224,19 @@ class CreateCalls:
         if container is None:
             send(call, answer)
             return
-        call.state = CallContext(target=container.id)
+        call.context = CallContext(target=container.id)
         if type(answer) is AllocateFirst:
             self._spawn(call, self._allocate(call, container))
         elif "pre_create_container" in self.hooks.points and type(answer) is not ForwardUnchanged:
             self.hooks.create(call, container, partial(self._resume_decided, self.executor.state, answer))
         else:
-            self._go_create(call, container, answer)
+            self._carry_out_create(call, container, answer)
 
     async def _allocate(self, call: UndecidedCall, container: Container) -> None:
         """Let device plugins prepare a container's devices, and add their answers to the request."""
-        grants, context = self.executor.device_grants, call.state
+        grants, context = self.executor.device_grants, call.context
         assert grants is not None, "there are no devices without plugins"
-        refused: tuple[type[Exception], ...] = (DevicePluginError, DeviceConflictError, *call.unreadable)
+        refused: tuple[type[Exception], ...] = (DevicePluginError, DeviceConflictError, *call.decode_errors)
         try:
             answers = await grants.prepare(container)
             if call.done or not isinstance(context, CallContext):
@@ -264,16 +264,16 @@ class CreateCalls:
     ) -> None:
         """Resume a create after hooks have answered; the answer is reused if the state has not changed."""
         if self.executor.state is decided_in:
-            self._go_create(call, container, answer)
+            self._carry_out_create(call, container, answer)
         else:
             self._resume(call, container)
 
     def _resume(self, call: UndecidedCall, container: Container, *, is_reserved: bool = False) -> None:
         """Resume a create after hooks have answered, or after its reservation has been carried out."""
         event = CreateResumed(container, is_reserved=is_reserved)
-        self._go_create(call, container, self.executor.store.answer(event))
+        self._carry_out_create(call, container, self.executor.store.answer(event))
 
-    def _go_create(self, call: UndecidedCall, container: Container, answer: CallAnswer) -> None:
+    def _carry_out_create(self, call: UndecidedCall, container: Container, answer: CallAnswer) -> None:
         if type(answer) is ReserveFirst:
             owns = answer.container.placement.pool is Pool.OWN
             create = self._create_owner if owns else self._create_narrowed
@@ -283,8 +283,8 @@ class CreateCalls:
             self._without_devices(call, container, RELEASED_WITH_SANDBOX)
             return
         if type(answer) is Forward:
-            if isinstance(call.state, CallContext):  # otherwise the create is over already
-                call.state.sent = answer.planned_cpus
+            if isinstance(call.context, CallContext):  # otherwise the create is over already
+                call.context.sent_cpus = answer.planned_cpus
             if self.hooks.active:
                 self.hooks.create_sent(container.id, call)
         send(call, answer)
@@ -302,8 +302,8 @@ class CreateCalls:
         async def placed_elsewhere(new: Container) -> Container | None:
             nonlocal container
             container = new
-            if isinstance(call.state, CallContext):
-                call.state.target = new.id
+            if isinstance(call.context, CallContext):
+                call.context.target = new.id
             if "pre_create_container" in self.hooks.points:
                 changed = await self.hooks.create_again(call, new)
                 if changed is None:
@@ -311,7 +311,7 @@ class CreateCalls:
                 container = changed
             return container
 
-        client = CreateClient(lambda: not isinstance(call.state, CallContext), placed_elsewhere)
+        client = CreateClient(lambda: not isinstance(call.context, CallContext), placed_elsewhere)
         ended = await self.executor.reservations.create(container, client)
         if not ended.is_committed:
             if ended.reason is not None:  # otherwise it has been answered
@@ -331,10 +331,10 @@ class CreateCalls:
     def answered(self, context: CallContext, container_id: str) -> None:
         """The runtime has created the container and named it."""
         if container_id:
-            context.named = True
+            context.is_named = True
             executor = self.executor
             state, cgroups = executor.state, executor.cpuset_writer.sandbox_cgroups
-            sent = context.sent
+            sent = context.sent_cpus
             if cgroups.monitored and self._may_be_earlier(state.containers.get(context.target)):
                 sent = None
             executor.lifecycle.created(context.target, container_id, sent)
@@ -353,7 +353,7 @@ class CreateCalls:
         return container.pod.sandbox_id in self.executor.cpuset_writer.sandbox_cgroups.monitored
 
     def _create_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
-        if context.named:
+        if context.is_named:
             return
         if status in (None, GrpcStatus.OK):  # OK without a readable id: the list shows what was created
             self.executor.lifecycle.uncertain(context.target)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from proxy.calls.undecided_call import CallContext, Handle, UndecidedCall
+from proxy.calls.undecided_call import CallContext, CallHandler, UndecidedCall
 from proxy.model.workload import Container, Pod
 
 
@@ -58,7 +58,7 @@ class HookGateway(Protocol):
     def create_sent(self, token: str, call: UndecidedCall) -> None:
         """A create goes to the runtime."""
 
-    def before(self, point: str, call: UndecidedCall, target: str, proceed: Handle) -> None:
+    def before(self, point: str, call: UndecidedCall, target: str, proceed: CallHandler) -> None:
         """A call is about an existing container or sandbox; ``proceed`` is called after the hooks.
 
         Args:
@@ -92,7 +92,7 @@ END_POINTS: Final = {
 def forward_end_call(call: UndecidedCall, hooks: HookGateway) -> None:
     """Let a call that stops or removes a container or sandbox continue, after hooks if there are any."""
     target, point = call.target(), END_POINTS[call.method]
-    call.state = CallContext(target=target)
+    call.context = CallContext(target=target)
     if point in hooks.points:
         hooks.before(point, call, target, _release)
     else:

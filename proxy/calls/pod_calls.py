@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
-from proxy.calls.undecided_call import CallContext, Finished, Handle, SpawnForCall, UndecidedCall, send
+from proxy.calls.undecided_call import (
+    CallContext,
+    CallEndHandler,
+    CallHandler,
+    SpawnForCall,
+    UndecidedCall,
+    send,
+)
 from proxy.engine.call_answers import RecordFirst, Refuse
 from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.engine.node_effects import PodDecided
@@ -28,8 +35,8 @@ class PodCalls:
         self.executor = executor
         self.hooks: HookGateway = NO_HOOKS
         self._spawn = spawn
-        self.requests: Mapping[str, Handle] = {"RunPodSandbox": self._run_pod}
-        self.finished: Mapping[str, Finished] = {
+        self.requests: Mapping[str, CallHandler] = {"RunPodSandbox": self._run_pod}
+        self.finished: Mapping[str, CallEndHandler] = {
             "RunPodSandbox": self._run_pod_done,
             "StopPodSandbox": self._pod_stopped,
             "RemovePodSandbox": self._pod_removed,
@@ -39,15 +46,15 @@ class PodCalls:
         state = self.executor.state
         asks_hooks = "pre_run_pod_sandbox" in self.hooks.points
         if asks_hooks and is_applied_to_all(state):
-            self.hooks.run_pod(call, self._go_run_pod)
+            self.hooks.run_pod(call, self._continue_run_pod)
             return
         pod = call.sandbox(state.node.machine.bounds)
         if asks_hooks and applies_to(state, pod):
-            self.hooks.run_pod(call, self._go_run_pod)
+            self.hooks.run_pod(call, self._continue_run_pod)
         else:
-            self._go_run_pod(call, pod)
+            self._continue_run_pod(call, pod)
 
-    def _go_run_pod(self, call: UndecidedCall, pod: Pod, *, is_changed: bool = False) -> None:
+    def _continue_run_pod(self, call: UndecidedCall, pod: Pod, *, is_changed: bool = False) -> None:
         executor, state = self.executor, self.executor.state
         if decides_pod(state.node, pod) or executor.fact_lookup.needs_pod_requests(state, pod):
             self._spawn(call, self._admit(call, pod, is_changed=is_changed))
@@ -58,7 +65,7 @@ class PodCalls:
         """Forward the call for a pod for which nothing is reserved."""
         if is_changed:
             pod = self.executor.sandboxes.record_hook_change(pod)
-        call.state = CallContext(pod=pod, token=pod.sandbox_id)
+        call.context = CallContext(pod=pod, token=pod.sandbox_id)
         call.release()
 
     async def _admit(self, call: UndecidedCall, pod: Pod, *, is_changed: bool) -> None:
@@ -93,7 +100,7 @@ class PodCalls:
                 executor.sandboxes.failed(pod.sandbox_id)
                 return
             # From here on the end of the call frees the reservation, or gives it to the sandbox.
-            call.state = CallContext(pod=pod, token=pod.sandbox_id)
+            call.context = CallContext(pod=pod, token=pod.sandbox_id)
             if is_changed:
                 executor.sandboxes.record_hook_change(pod)
         if type(decided.answer) is RecordFirst:

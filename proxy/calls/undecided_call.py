@@ -55,18 +55,18 @@ class UndecidedCall(Protocol):
     """One call while it is decided.
 
     Attributes:
-        unreadable: The exception that its methods raise if the message cannot be decoded.
+        decode_errors: The exceptions that its methods raise if the message cannot be decoded.
         method: The CRI method of the call.
         body: The current message, in a form that only the front end reads.
-        state: For the code that decides; the front end does not use it.
+        context: For the code that decides; the front end does not use it.
         decided: The call was forwarded or refused.
         done: The call is over.
     """
 
-    unreadable: ClassVar[tuple[type[Exception], ...]]
+    decode_errors: ClassVar[tuple[type[Exception], ...]]
     method: str
     body: Any
-    state: object
+    context: object
     decided: bool
     done: bool
 
@@ -99,7 +99,7 @@ class UndecidedCall(Protocol):
     def hook_view(self) -> Any:
         """Return the message as hooks see it: ``proxy.frontends.hook_bridge.view.HookView``."""
 
-    def change(self, body: Any) -> None:
+    def replace_body(self, body: Any) -> None:
         """Replace the message."""
 
     def set_cgroup_parent(self, parent: str) -> None:
@@ -139,11 +139,11 @@ class CallContext:
         target: Container id or sandbox id that the call is about; a create's token.
         pod: The pod, for RunPodSandbox.
         token: The token under which the pod's admission is recorded, if it was decided as a whole.
-        sent: The CPUs in the create that was sent to the runtime.
+        sent_cpus: The CPUs in the create that was sent to the runtime.
         inflight_call: Set while the call may write the container's cpuset.
         requested: The request of an update.
         quota_update: The part of an update that requests another CFS quota; None for none.
-        named: Set once the runtime has named the created container or sandbox.
+        is_named: Set once the runtime has named the created container or sandbox.
         body: A create's message before hooks have changed it; None if no hook was called.
         device_fields: Fields of a create's message that device plugins have set, by name.
     """
@@ -151,11 +151,11 @@ class CallContext:
     target: str = ""
     pod: Pod | None = None
     token: str = ""
-    sent: CpuSet | None = None
+    sent_cpus: CpuSet | None = None
     inflight_call: InflightCall | None = None
     requested: UpdateRequested | None = None
     quota_update: QuotaUpdate | None = None
-    named: bool = False
+    is_named: bool = False
     body: Any = None
     device_fields: Mapping[str, DeviceField] | None = None
 
@@ -172,5 +172,5 @@ def send(call: UndecidedCall, answer: CallAnswer) -> None:
 
 SpawnForCall = Callable[[UndecidedCall, Coroutine[object, object, None]], None]
 """Runs a coroutine that decides a call; the call waits for it."""
-Handle = Callable[[UndecidedCall], None]
-Finished = Callable[[UndecidedCall, CallContext, int | None], None]
+CallHandler = Callable[[UndecidedCall], None]
+CallEndHandler = Callable[[UndecidedCall, CallContext, int | None], None]

@@ -299,7 +299,7 @@ class PlayedCall(InterceptedCall):
     def __init__(self, method: str, message: Any, log: list[str]) -> None:
         self.method = method
         self.body = message.SerializeToString()
-        self.state: object = None
+        self.context: object = None
         self.done = self.decided = False
         self.sent: bytes | None = None
         self.refused: tuple[int, str] | None = None
@@ -312,7 +312,7 @@ class PlayedCall(InterceptedCall):
         assert not self.over.is_set()
         self.decided = True
 
-    def change(self, body: bytes) -> None:
+    def replace_body(self, body: bytes) -> None:
         self.body = body
 
     def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:

@@ -39,7 +39,7 @@ class Hooks:
         )
         self.bridge = HookBridge(self.dispatcher)
         executor.store.subscribe(self.lifecycle)
-        world.wire.hook(self.bridge)
+        world.wire.set_hooks(self.bridge)
         self.notified: list[Any] = []
         self._hooks: list[Hook] = []
 

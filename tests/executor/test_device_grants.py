@@ -611,7 +611,7 @@ def test_a_request_that_devices_cannot_be_added_to_is_refused(run_scenario: Any)
         call = world.played("CreateContainer", request)
 
         def undecodable(_: Any) -> Any:
-            raise call.unreadable[0]("Error parsing message")
+            raise call.decode_errors[0]("Error parsing message")
 
         call.add_devices = undecodable
         world.wire.request(call)

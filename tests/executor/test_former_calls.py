@@ -292,7 +292,7 @@ def test_a_stop_or_a_removal_that_waits_for_a_hook_is_sent_on_at_a_hand_over(
             """A hook that has not answered yet."""
 
     async def scenario(world: Any) -> None:
-        world.wire.hook(cast("HookGateway", Hooks()))
+        world.wire.set_hooks(cast("HookGateway", Hooks()))
         call, late = (world.played(method, pb.StopContainerRequest(container_id=name)) for name in ("a", "b"))
         world.wire.request(call)
         create = world.played("CreateContainer", pb.CreateContainerRequest())

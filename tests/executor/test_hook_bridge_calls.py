@@ -858,7 +858,7 @@ def test_a_node_released_while_hooks_run_decides_nothing(run_scenario) -> None:
             world.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
             call = await world.call("StartContainer", pb.StartContainerRequest(container_id=one))
             assert (call.refused, call.sent) == (None, call.body)
-            assert call.state is None, "no start is watched"
+            assert call.context is None, "no start is watched"
             world.wire.finished(call, 0)
 
     run_scenario(scenario)

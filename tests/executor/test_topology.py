@@ -581,7 +581,7 @@ def test_a_client_that_disconnects_during_a_query_of_kubelet_gets_no_cpus(
         kubelet.gate.set()
         await world.quiet()
         assert (call.sent, call.refused) == (None, None)
-        assert not isinstance(call.state, CallContext), "nothing would end it"
+        assert not isinstance(call.context, CallContext), "nothing would end it"
         assert world.executor.state.containers == before.containers
         assert world.executor.state.cpus_set_aside() == CpuSet()
         assert not world.executor.state.runtime.arriving_sandboxes

@@ -137,7 +137,7 @@ def test_a_sandbox_config_in_two_parts_is_read_as_the_runtime_reads_it(tmp_path:
                 pb.CreateContainerRequest(sandbox_config=part).SerializeToString() for part in parts
             )
             call = node.played("CreateContainer", first)
-            call.change(raw)
+            call.replace_body(raw)
             node.wire.request(call)
             await asyncio.wait_for(call.over.wait(), 20)
             assert call.refused is None, call.refused

@@ -57,15 +57,15 @@ class InterceptedCall:
         path: The full path, ``/runtime.v1.RuntimeService/CreateContainer``, perhaps without its first slash.
         method: The part behind the last slash.
         body: The request message as the client sent it, or the changed one.
-        state: For the interceptor's own use.
+        context: For the interceptor's own use.
         done: The call has ended.
     """
 
     __slots__ = (
-        "_changed", "_link", "_stream", "body", "decided", "done", "method", "path", "state",
+        "_changed", "_link", "_stream", "body", "context", "decided", "done", "method", "path",
     )  # fmt: skip
 
-    unreadable: ClassVar[tuple[type[Exception], ...]] = (DecodeError,)
+    decode_errors: ClassVar[tuple[type[Exception], ...]] = (DecodeError,)
 
     def __init__(self, link: Link, stream: int, path: str, body: bytes) -> None:
         self._link = link
@@ -74,14 +74,14 @@ class InterceptedCall:
         self.method = path.rpartition("/")[2]
         self.body = body
         self._changed = False
-        self.state: object | None = None
+        self.context: object | None = None
         self.decided = False
         self.done = False
 
     def __repr__(self) -> str:
         return f"Call({self.path}, stream {self._stream}, {len(self.body)} bytes)"
 
-    def change(self, body: bytes) -> None:
+    def replace_body(self, body: bytes) -> None:
         """Replace the message."""
         self.body, self._changed = body, True
 
@@ -168,7 +168,7 @@ class InterceptedCall:
 
     def set_cgroup_parent(self, parent: str) -> None:
         """Name another cgroup of the pod in a CreateContainer."""
-        self.change(self.body + cgroup_parent_suffix(parent))
+        self.replace_body(self.body + cgroup_parent_suffix(parent))
 
     def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, DeviceField]:
         """Add the answers of device plugins to a CreateContainer."""
@@ -176,7 +176,7 @@ class InterceptedCall:
 
         added = device_suffix(self.body, answers)
         if added.suffix:
-            self.change(self.body + added.suffix)
+            self.replace_body(self.body + added.suffix)
         return added.fields
 
     def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
@@ -229,7 +229,7 @@ class CriCallFlow(CallFlow):
 
     def response(self, call: UndecidedCall, message: bytes) -> None:
         """The runtime's answer is about to reach the client."""
-        if self.names(call):
+        if self.needs_created_id(call):
             try:
                 created = identity(pb.Identity.FromString(message).id)
             except DecodeError as error:  # the runtime's list will show what was created

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from proxy.calls.hook_gateway import END_POINTS, ProceedWithPod
-from proxy.calls.undecided_call import CallContext, Handle, UndecidedCall
+from proxy.calls.undecided_call import CallContext, CallHandler, UndecidedCall
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.facts import remembered_pod_facts
 from proxy.frontends.hook_bridge.update_queue import UpdateQueue
@@ -62,7 +62,7 @@ class HookBridge:
         self._dispatcher = dispatcher
         self._executor = dispatcher.executor
         self._lifecycle_events = dispatcher.lifecycle_events
-        self._before: Mapping[str, Callable[[UndecidedCall, str, Handle], None]] = {
+        self._before: Mapping[str, Callable[[UndecidedCall, str, CallHandler], None]] = {
             PreStartContainer.NAME: self._start,
             PreUpdateContainerResources.NAME: UpdateQueue(dispatcher).update,
             **dict.fromkeys(END_POINTS.values(), self._end),
@@ -134,8 +134,8 @@ class HookBridge:
     def _create(
         self, call: UndecidedCall, container: Container, proceed: Callable[[UndecidedCall, Container], None]
     ) -> None:
-        if isinstance(call.state, CallContext):
-            call.state.body = call.body
+        if isinstance(call.context, CallContext):
+            call.context.body = call.body
         event, state = self._create_event(call, container), self._executor.state
 
         def decided(outcome: Outcome) -> None:
@@ -150,8 +150,8 @@ class HookBridge:
 
     async def create_again(self, call: UndecidedCall, container: Container) -> Container | None:
         """See ``HookGateway``. Hooks start again with the original request, because the CPUs have changed."""
-        if isinstance(call.state, CallContext) and call.state.body is not None:
-            call.change(call.state.body)
+        if isinstance(call.context, CallContext) and call.context.body is not None:
+            call.replace_body(call.context.body)
         event, state = self._create_event(call, container), self._executor.state
         outcome = await self._dispatcher.await_outcome(self._dispatcher.start_hooks(event))
         if call.done:
@@ -162,8 +162,8 @@ class HookBridge:
     def create_sent(self, token: str, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
         self._lifecycle_events.sent[token] = call.hook_view().remembered()
-        if isinstance(call.state, CallContext):
-            call.state.body = None  # hooks do not start again after the create was sent
+        if isinstance(call.context, CallContext):
+            call.context.body = None  # hooks do not start again after the create was sent
 
     def _create_event(self, call: UndecidedCall, container: Container) -> PreCreateContainer:
         pod, lifecycle_events = container.pod, self._lifecycle_events
@@ -190,7 +190,7 @@ class HookBridge:
             executor.creates.reject(placed, _refused_by_hook(message))
             executor.lifecycle.withdrawn(token)
 
-        fields = call.state.device_fields if isinstance(call.state, CallContext) else None
+        fields = call.context.device_fields if isinstance(call.context, CallContext) else None
         clash = _conflict(fields, outcome) if fields else ""
         if clash:
             outcome = Outcome(refusal=f"cannot place {placed.ref}: {clash}")
@@ -212,11 +212,11 @@ class HookBridge:
 
     # -- existing containers and sandboxes ----------------------------------------------------------------
 
-    def before(self, point: str, call: UndecidedCall, target: str, proceed: Handle) -> None:
+    def before(self, point: str, call: UndecidedCall, target: str, proceed: CallHandler) -> None:
         """See ``HookGateway``."""
         self._before[point](call, target, proceed)
 
-    def _start(self, call: UndecidedCall, container_id: str, proceed: Handle) -> None:
+    def _start(self, call: UndecidedCall, container_id: str, proceed: CallHandler) -> None:
         if self._dispatcher.knows(container_id):
             self._start_known(call, container_id, proceed)
         else:
@@ -230,7 +230,7 @@ class HookBridge:
         if not call.done:
             step()
 
-    def _start_known(self, call: UndecidedCall, container_id: str, proceed: Handle) -> None:
+    def _start_known(self, call: UndecidedCall, container_id: str, proceed: CallHandler) -> None:
         container, lifecycle_events = (
             self._executor.state.containers.get(container_id),
             self._lifecycle_events,
@@ -252,7 +252,7 @@ class HookBridge:
         """See ``HookGateway``."""
         self._lifecycle_events.updated(container_id, call.hook_view())
 
-    def _end(self, call: UndecidedCall, target: str, proceed: Handle) -> None:
+    def _end(self, call: UndecidedCall, target: str, proceed: CallHandler) -> None:
         """Call hooks before a stop or a removal, which continues whatever they answer."""
         if self._lifecycle_events.lacks_facts(target):
             end = partial(self._end_known, call, target, proceed)
@@ -260,7 +260,7 @@ class HookBridge:
         else:
             self._end_known(call, target, proceed)
 
-    def _end_known(self, call: UndecidedCall, target: str, proceed: Handle) -> None:
+    def _end_known(self, call: UndecidedCall, target: str, proceed: CallHandler) -> None:
         event = self._end_event(call, target)
         if event is None:
             proceed(call)

@@ -168,7 +168,7 @@ class HookDispatcher:
         if self.refuse_or_update(call, outcome):
             return None
         if body is not call.body:
-            call.change(body)
+            call.replace_body(body)
         return outcome
 
     def _adjusted_body(self, call: UndecidedCall, outcome: Outcome) -> tuple[Outcome, Any]:

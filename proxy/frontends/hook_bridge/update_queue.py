@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 
 from msgspec import Struct
 
-from proxy.calls.undecided_call import Handle, UndecidedCall
+from proxy.calls.undecided_call import CallHandler, UndecidedCall
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher, OnOutcome
 from proxy.hooks.events import PreUpdateContainerResources
 from proxy.hooks.hook import Outcome, PendingOutcome
@@ -37,7 +37,7 @@ class UpdateQueue:
         self._last: dict[str, asyncio.Future[None]] = {}
         """The last update in the queue of each container that has a queue."""
 
-    def update(self, call: UndecidedCall, container_id: str, proceed: Handle) -> None:
+    def update(self, call: UndecidedCall, container_id: str, proceed: CallHandler) -> None:
         """Call hooks for an update when its turn comes."""
         called = None
         if container_id not in self._last and self._dispatcher.knows(container_id):
@@ -47,7 +47,7 @@ class UpdateQueue:
         self._dispatcher.spawn(call, self._enter_queue(call, container_id, proceed, called))
 
     def _enter_queue(
-        self, call: UndecidedCall, container_id: str, proceed: Handle, called: _CalledHooks | None
+        self, call: UndecidedCall, container_id: str, proceed: CallHandler, called: _CalledHooks | None
     ) -> Coroutine[object, object, None]:
         """Enter the queue now; return the coroutine to await."""
         before, finished = self._last.get(container_id), asyncio.get_running_loop().create_future()
@@ -72,7 +72,9 @@ class UpdateQueue:
 
         return wait_and_proceed()
 
-    def _call_hooks(self, call: UndecidedCall, container_id: str, proceed: Handle) -> _CalledHooks | None:
+    def _call_hooks(
+        self, call: UndecidedCall, container_id: str, proceed: CallHandler
+    ) -> _CalledHooks | None:
         """Call hooks for an update; return those to wait for, or None if the call has continued."""
         container = self._executor.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED:

@@ -34,14 +34,14 @@ class ForeignCall:
     what happened to the call at the runtime.
     """
 
-    __slots__ = ("_flow", "_outcome", "body", "decided", "done", "method", "state")
-    unreadable: ClassVar[tuple[type[Exception], ...]] = ()
+    __slots__ = ("_flow", "_outcome", "body", "context", "decided", "done", "method")
+    decode_errors: ClassVar[tuple[type[Exception], ...]] = ()
 
     def __init__(self, flow: CallFlow, method: str, body: Any) -> None:
         self._flow = flow
         self.method = method
         self.body = body
-        self.state: object | None = None
+        self.context: object | None = None
         self.decided = False
         self.done = False
         self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -68,7 +68,7 @@ class ForeignCall:
 
     # -- called by the code that decides ------------------------------------------------------------------
 
-    def change(self, body: Any) -> None:
+    def replace_body(self, body: Any) -> None:
         """Replace the answer."""
         self.body = body
 
@@ -216,7 +216,7 @@ class ContainerCall(ForeignCall):
 
     def set_cgroup_parent(self, parent: str) -> None:
         """Name another cgroup of the pod."""
-        self.change(self.body.with_parent(parent))
+        self.replace_body(self.body.with_parent(parent))
 
     def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
         """Let the call continue with a decision."""

@@ -148,7 +148,7 @@ class Servicer:
         call = SandboxCall(self._flow, "RunPodSandbox", SandboxReply(request, pod_echo(request)))
         reply: SandboxReply = await call.decide()
         with call.or_lost():
-            if request.pod_meta.uid and call.state is not None:
+            if request.pod_meta.uid and call.context is not None:
                 self.pending.add_pod(request.pod_meta.uid, call)
             else:
                 call.lost()
@@ -211,10 +211,10 @@ class Servicer:
 
     def _delegate(self, call: ContainerCall, answer: ContainerAnswer) -> None:
         """Hand the create over to the peer, which makes it now."""
-        if isinstance(call.state, CallContext):
+        if isinstance(call.context, CallContext):
             sent = answer.container_resources
             self._executor.store.handle(
-                CreateDelegated(call.state.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota)
+                CreateDelegated(call.context.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota)
             )
             self.pending.creates.add(CreateKey(call.sandbox_id, call.name, call.attempt), call)
             self.pending.wake()
@@ -232,7 +232,7 @@ class Servicer:
             await self._find.name(container_id)
             call = ContainerCall(self._flow, "StartContainer", container_reply(request))
             await call.decide()
-            if call.state is not None:
+            if call.context is not None:
                 self.pending.starts.add(container_id, call)
                 self.pending.wake()
             else:

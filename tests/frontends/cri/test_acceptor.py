@@ -91,7 +91,7 @@ class Decider:
 
     def request(self, call):
         self.calls.append(call)
-        call.state = call.body
+        call.context = call.body
         if call.body.startswith(b"refuse"):
             call.refuse(9, "no room ü")
         elif call.body.startswith(b"hold"):
@@ -107,7 +107,7 @@ class Decider:
 
     def response(self, call, message):
         self.answers.append((call, message))
-        if call.state.startswith(b"as is: fault"):
+        if call.context.startswith(b"as is: fault"):
             raise ValueError("a fault in reading")
 
     def finished(self, call, status):
