@@ -113,7 +113,7 @@ def remembered_container(
 ) -> tuple[PodFacts, ContainerFacts] | None:
     """Store a container, and return the one of that name."""
     memory, view, meta = ObjectCache(), container_reply(entry), entry.container_meta
-    memory.created(container_id, view.remembered())
+    memory.add_container(container_id, view.remembered())
     known = memory.container(lookup)
     if known is None:
         return None
@@ -137,7 +137,7 @@ def sandbox_row(entry: hook.PodSandboxHookRequest, sandbox_id: str) -> cri.PodSa
 
 def listed_pod(sandbox: cri.PodSandbox, memory: ObjectCache) -> PodFacts:
     """Learn of a sandbox from the runtime's list."""
-    memory.listed([sandbox], [])
+    memory.add_listed([sandbox], [])
     meta = sandbox.metadata
     name = (sandbox.id, meta.uid, meta.namespace, meta.name, meta.attempt)
     pod = facts.pod_facts(*name, sandbox.labels, sandbox.annotations, "")
@@ -148,7 +148,7 @@ def listed_container(sandbox: cri.PodSandbox, row: cri.Container) -> tuple[PodFa
     """Learn of a container and its sandbox from the runtime's lists."""
     memory = ObjectCache()
     pod = listed_pod(sandbox, memory)
-    memory.listed([], [row])
+    memory.add_listed([], [row])
     placement = Placement(Pool.SHARED, CpuSet(), Mask())
     of = facts.pod_facts(sandbox.id, pod.uid, pod.namespace, pod.name, 0, pod.labels, pod.annotations, "")
     nothing = _request_of(cri.LinuxContainerResources())

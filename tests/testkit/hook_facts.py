@@ -22,12 +22,12 @@ def pod_facts(pod: Pod, config: bytes | pb.PodSandboxConfig, handler: str = "") 
     return unread_pod_facts(pod, PackedMessage(pb.PodSandboxConfig, b"", config), handler)
 
 
-def remember_pod(memory: ObjectCache, pod: Pod, config: pb.PodSandboxConfig, handler: str = "") -> None:
+def remember_pod(cache: ObjectCache, pod: Pod, config: pb.PodSandboxConfig, handler: str = "") -> None:
     """Remember a sandbox that was created with a configuration."""
     body = pb.RunPodSandboxRequest(config=config, runtime_handler=handler).SerializeToString()
-    memory.add_pod(pod.sandbox_id, CriHookView("RunPodSandbox", body).sandbox(pod)[0])
+    cache.add_pod(pod.sandbox_id, CriHookView("RunPodSandbox", body).sandbox(pod)[0])
 
 
-def remember(memory: ObjectCache, container_id: str, body: bytes) -> None:
+def remember(cache: ObjectCache, container_id: str, body: bytes) -> None:
     """Remember a container that was created by a CreateContainerRequest."""
-    memory.created(container_id, CriHookView("CreateContainer", body).remembered())
+    cache.add_container(container_id, CriHookView("CreateContainer", body).remembered())

@@ -30,7 +30,7 @@ class HookCallRefusedError(TopoproxyError):
 class ForeignCall:
     """A call that a peer will make after our answer. The body is the answer so far; subclasses add the rest.
 
-    A release answers the peer, which then makes the call. ``answered``, ``over`` and ``lost`` report
+    A release answers the peer, which then makes the call. ``answered``, ``ended`` and ``lost`` report
     what happened to the call at the runtime.
     """
 
@@ -101,7 +101,7 @@ class ForeignCall:
             self._flow.answered(self._held(), created)
             self._end(0)
 
-    def over(self, status: int) -> None:
+    def ended(self, status: int) -> None:
         """The call has ended with a gRPC status; 0 for success."""
         self._end(status)
 

@@ -39,12 +39,12 @@ class SandboxReply(Struct, frozen=True):
     Attributes:
         request: The request.
         answer: The answer.
-        lost: Fields that hooks want to change and that the answer cannot change.
+        unsupported: Fields that hooks want to change and that the answer cannot change.
     """
 
     request: pb.PodSandboxHookRequest
     answer: pb.PodSandboxHookResponse
-    lost: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
 
     def read(self, bounds: Bounds) -> Pod:
         """Read the pod, with the fields that hooks have set; ``bounds`` as for ``UndecidedCall.sandbox``."""
@@ -74,9 +74,9 @@ class SandboxReply(Struct, frozen=True):
         _set(answer.annotations, adjustment.annotations)
         if parent is not LEAVE:
             answer.cgroup_parent = "" if parent is CLEAR else parent
-        lost = _lost("labels", adjustment.labels, answer.labels)
-        lost += _lost("annotations", adjustment.annotations, answer.annotations)
-        return SandboxReply(self.request, answer, (*self.lost, *lost))
+        unsupported = _unsupported_keys("labels", adjustment.labels, answer.labels)
+        unsupported += _unsupported_keys("annotations", adjustment.annotations, answer.annotations)
+        return SandboxReply(self.request, answer, (*self.unsupported, *unsupported))
 
 
 class ContainerReply(Struct, frozen=True):
@@ -88,13 +88,13 @@ class ContainerReply(Struct, frozen=True):
         request: The request.
         answer: The answer.
         resources: The client's request, changed by hooks.
-        lost: Fields that hooks want to change and that the answer cannot change.
+        unsupported: Fields that hooks want to change and that the answer cannot change.
     """
 
     request: pb.ContainerResourceHookRequest
     answer: pb.ContainerResourceHookResponse
     resources: pb.LinuxContainerResources
-    lost: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
 
     # -- the view of hooks --------------------------------------------------------------------------------
 
@@ -134,11 +134,11 @@ class ContainerReply(Struct, frozen=True):
         _set(answer.container_envs, adjustment.envs)
         for resources in (requested, answer.container_resources):
             _adjust(resources, adjustment)
-        lost = [name for name in ("mounts", "devices", "labels") if getattr(adjustment, name)]
-        lost += _lost("envs", adjustment.envs, answer.container_envs)
-        lost += _lost("annotations", adjustment.annotations, answer.container_annotations)
-        lost += _lost("unified", adjustment.unified, answer.container_resources.unified)
-        return ContainerReply(self.request, answer, requested, (*self.lost, *lost))
+        unsupported = [name for name in ("mounts", "devices", "labels") if getattr(adjustment, name)]
+        unsupported += _unsupported_keys("envs", adjustment.envs, answer.container_envs)
+        unsupported += _unsupported_keys("annotations", adjustment.annotations, answer.container_annotations)
+        unsupported += _unsupported_keys("unified", adjustment.unified, answer.container_resources.unified)
+        return ContainerReply(self.request, answer, requested, (*self.unsupported, *unsupported))
 
     # -- decisions ----------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ def container_reply(request: pb.ContainerResourceHookRequest) -> ContainerReply:
     return ContainerReply(request, container_echo(request), request.container_resources)
 
 
-def update_reply(request: pb.ContainerResourceHookRequest, *, quota: bool) -> ContainerReply:
+def update_reply(request: pb.ContainerResourceHookRequest, *, is_client_quota: bool) -> ContainerReply:
     """Begin an answer about an update.
 
     The peer sends every value that was ever set, so the cpusets in the request may be ours or the client's
@@ -195,12 +195,12 @@ def update_reply(request: pb.ContainerResourceHookRequest, *, quota: bool) -> Co
 
     Args:
         request: The request.
-        quota: Whether a quota of -1 is the client's own; otherwise it is topoproxy's answer, and left out
-            too.
+        is_client_quota: Whether a quota of -1 is the client's own; otherwise it is topoproxy's answer, and
+            left out too.
     """
     resources = _copy(request.container_resources)
     resources.cpuset_cpus = resources.cpuset_mems = ""
-    if resources.cpu_quota < 0 and not quota:
+    if resources.cpu_quota < 0 and not is_client_quota:
         resources.cpu_quota = 0
     return ContainerReply(request, container_echo(request), resources)
 
@@ -263,7 +263,7 @@ def _set(into: MutableMapping[str, str], wanted: Mapping[str, Any]) -> None:
     put_texts(into, {}, _values(wanted))
 
 
-def _lost(name: str, wanted: Mapping[str, Any], answered: Mapping[str, str]) -> list[str]:
+def _unsupported_keys(name: str, wanted: Mapping[str, Any], answered: Mapping[str, str]) -> list[str]:
     """Return the keys of a map whose values in the answer differ from those that hooks set."""
     values = dict(answered) if wanted else {}
     return [f"{name}[{key}]" for key, value in wanted.items() if values.get(key, CLEAR) != value]

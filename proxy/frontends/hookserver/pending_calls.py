@@ -32,7 +32,7 @@ POD_TIMEOUT_S, CREATE_TIMEOUT_S, START_TIMEOUT_S = 120.0, 30.0, 10.0
 """How long a call may be pending: a network plugin may take a minute, a busy disk some seconds."""
 POLLS = Backoff(0.3, 2.0)
 """Seconds between two queries of the runtime's list."""
-LIMIT = 512
+MOST_PENDING = 512
 """The number of calls of one kind that are remembered; the oldest are lost first."""
 
 K = TypeVar("K")
@@ -44,7 +44,7 @@ class _Entry:
     until: float
 
 
-class Calls(Generic[K]):
+class CallTable(Generic[K]):
     """Calls of one kind."""
 
     def __init__(self, timeout_s: float, clock: Callable[[], float]) -> None:
@@ -61,7 +61,7 @@ class Calls(Generic[K]):
     def add(self, key: K, call: ForeignCall) -> None:
         """Add a pending call; an earlier one for the same target counts as lost."""
         before = self._open.pop(key, None)
-        if before is None and len(self._open) >= LIMIT:
+        if before is None and len(self._open) >= MOST_PENDING:
             before = self._open.pop(next(iter(self._open)))
         self._open[key] = _Entry(call, self._clock() + self._timeout_s)
         if before is not None:
@@ -95,45 +95,47 @@ class PendingCalls:
 
     def __init__(self, executor: NodeExecutor) -> None:
         self._executor = executor
-        self.pods = Calls[str](POD_TIMEOUT_S, executor.clock)
-        self.creates = Calls[CreateKey](CREATE_TIMEOUT_S, executor.clock)
-        self.starts = Calls[str](START_TIMEOUT_S, executor.clock)
-        self._older: dict[str, frozenset[str]] = {}
-        self._woken = asyncio.Event()
+        self.pods = CallTable[str](POD_TIMEOUT_S, executor.clock)
+        self.creates = CallTable[CreateKey](CREATE_TIMEOUT_S, executor.clock)
+        self.starts = CallTable[str](START_TIMEOUT_S, executor.clock)
+        self._older_sandboxes: dict[str, frozenset[str]] = {}
+        self._wake_event = asyncio.Event()
 
     def add_pod(self, uid: str, call: ForeignCall) -> None:
         """Add a pod whose sandbox is being created; its present sandboxes are older ones."""
         self.pods.add(uid, call)
         existing = self._executor.state.pods.items()
-        self._older = {known: ids for known, ids in self._older.items() if known in self.pods}
-        self._older[uid] = frozenset(i for i, pod in existing if pod.uid == uid)
+        self._older_sandboxes = {
+            known: ids for known, ids in self._older_sandboxes.items() if known in self.pods
+        }
+        self._older_sandboxes[uid] = frozenset(i for i, pod in existing if pod.uid == uid)
         self.wake()
 
     def wake(self) -> None:
         """A new call is pending: the list is read soon."""
-        self._woken.set()
+        self._wake_event.set()
 
     async def run(self) -> None:
         """Look for the outcome of pending calls until cancelled."""
-        looks = RetryDelays(POLLS)
+        pauses = RetryDelays(POLLS)
         while True:
             if not (self.pods or self.creates or self.starts):
-                await self._woken.wait()
-            if self._woken.is_set():
-                self._woken.clear()
-                looks.reset()
-            await asyncio.sleep(looks.next())
+                await self._wake_event.wait()
+            if self._wake_event.is_set():
+                self._wake_event.clear()
+                pauses.reset()
+            await asyncio.sleep(pauses.next())
             await self.check()
 
     async def check(self) -> None:
         """Query the runtime for the outcome of pending calls; those past their timeout are lost."""
-        executor, ask = self._executor, self._executor.call_tracker.lookups.run
+        executor, run_lookup = self._executor, self._executor.call_tracker.lookups.run
         try:
             if self.creates or self.starts:
-                for container in await ask(executor.runtime.list_containers):
+                for container in await run_lookup(executor.runtime.list_containers):
                     self.handle_listed_container(container)
             if self.pods:
-                for pod in await ask(executor.runtime.list_pods):
+                for pod in await run_lookup(executor.runtime.list_pods):
                     self.handle_listed_pod(pod)
         except (UnavailableError, RuntimeCallError) as error:
             executor.telemetry.problem("cannot list what the runtime has", err=error)
@@ -147,13 +149,13 @@ class PendingCalls:
             UnavailableError, RuntimeCallError: The runtime does not answer.
         """
         if self.creates:
-            ask = self._executor.call_tracker.lookups.run
-            for container in await ask(self._executor.runtime.list_containers):
+            run_lookup = self._executor.call_tracker.lookups.run
+            for container in await run_lookup(self._executor.runtime.list_containers):
                 self.handle_listed_container(container)
 
     def handle_listed_pod(self, pod: RuntimePod) -> None:
         """The runtime lists a sandbox."""
-        if not pod.ready or pod.id in self._older.get(pod.uid, ()):
+        if not pod.ready or pod.id in self._older_sandboxes.get(pod.uid, ()):
             return
         call = self.pods.take(pod.uid)
         if call is not None and pod.id in self._executor.state.pods:
@@ -174,4 +176,4 @@ class PendingCalls:
                 self._executor.lifecycle.phase(container.id, container.phase)
                 self._executor.writes.write_soon([container.id])
         if container.phase is not Phase.CREATED and (start := self.starts.take(container.id)) is not None:
-            start.over(0)  # it runs, or has run
+            start.ended(0)  # it runs, or has run

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 THREADS, AT_ONCE = 8, 256
 """Requests that are answered at a time, and requests that may wait; others are refused."""
-SIZE = 16 << 20
+LARGEST_MESSAGE_BYTES = 16 << 20
 """Largest message in bytes, as kubelet's."""
 STOP_S = 1.0
 _MARGIN_S = 5.0
 
-Answer = Callable[[Any], Coroutine[Any, Any, Any]]
+AnswerRequest = Callable[[Any], Coroutine[Any, Any, Any]]
 
 UNDECODABLE: Final = "cannot answer: the request cannot be decoded"
 CANNOT_LISTEN: Final = "cannot listen as a hook server"
@@ -63,7 +63,7 @@ class HookServerRunner:
         self.listening = False
         self.servicer = Servicer(executor, flow)
         self._executor = executor
-        self._server = Server(path, executor, self.servicer)
+        self._server = HookServer(path, executor, self.servicer)
         self._task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -98,7 +98,7 @@ class HookServerRunner:
             self._task = None
 
 
-def rpc_methods(servicer: Servicer) -> dict[str, tuple[type[Any], Answer]]:
+def rpc_methods(servicer: Servicer) -> dict[str, tuple[type[Any], AnswerRequest]]:
     """Return the methods: RPC to the request's class and its handler."""
     pod, container = pb.PodSandboxHookRequest, pb.ContainerResourceHookRequest
     return {
@@ -112,7 +112,7 @@ def rpc_methods(servicer: Servicer) -> dict[str, tuple[type[Any], Answer]]:
     }
 
 
-class Server:
+class HookServer:
     """Serves the protocol on a socket.
 
     Attributes:
@@ -137,7 +137,10 @@ class Server:
             self._handlers,
             threads=THREADS,
             at_once=AT_ONCE,
-            options=(("grpc.max_receive_message_length", SIZE), ("grpc.max_send_message_length", SIZE)),
+            options=(
+                ("grpc.max_receive_message_length", LARGEST_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", LARGEST_MESSAGE_BYTES),
+            ),
             stop_s=STOP_S,
             end_s=STOP_S + _MARGIN_S,
         )
@@ -147,7 +150,7 @@ class Server:
 
         return {
             name: grpc.unary_unary_rpc_method_handler(
-                self._thread(name, kind, answer),
+                self._thread_handler(name, kind, answer),
                 response_serializer=lambda message: message.SerializeToString(),
             )
             for name, (kind, answer) in rpc_methods(self._servicer).items()
@@ -155,12 +158,12 @@ class Server:
 
     # -- one request --------------------------------------------------------------------------------------
 
-    def _thread(
-        self, name: str, kind: type[Any], answer: Answer
+    def _thread_handler(
+        self, name: str, kind: type[Any], answer: AnswerRequest
     ) -> Callable[[bytes, grpc.ServicerContext], Any]:
         """Return the function that a thread of the server calls with a request."""
 
-        def ask(content: bytes, context: grpc.ServicerContext) -> Any:
+        def handle(content: bytes, context: grpc.ServicerContext) -> Any:
             try:
                 request = kind.FromString(content)
             except DecodeError as error:
@@ -169,7 +172,7 @@ class Server:
             limit = min(context.time_remaining() or LONGEST_TIMEOUT_S, LONGEST_TIMEOUT_S)
             try:
                 job = asyncio.run_coroutine_threadsafe(
-                    self._answered(name, answer, request, limit), self._loop
+                    self._answer_in_time(name, answer, request, limit), self._loop
                 )
             except RuntimeError:  # the loop is closed
                 refuse_call(context, GrpcStatus.UNAVAILABLE, "cannot answer: the daemon stops")
@@ -184,7 +187,7 @@ class Server:
                 job.cancel()
                 refuse_call(context, GrpcStatus.DEADLINE_EXCEEDED, "cannot answer: the daemon is too busy")
 
-        return ask
+        return handle
 
     def _undecodable(self, name: str, error: DecodeError) -> None:
         """Count and report a request that cannot be decoded; runs in a thread.
@@ -197,7 +200,7 @@ class Server:
         telemetry.count(metrics.REQUESTS_UNDECODABLE)
         telemetry.problem("cannot decode a request", method=name, err=str(error))
 
-    async def _answered(self, name: str, answer: Answer, request: Any, limit: float) -> Any:
+    async def _answer_in_time(self, name: str, answer: AnswerRequest, request: Any, limit: float) -> Any:
         """Answer a request in time; runs on the loop."""
         executor = self._executor
         executor.telemetry.count(metrics.HOOK_SERVER_REQUESTS)

@@ -36,10 +36,10 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
 
-Container = pb.ContainerResourceHookRequest
+ContainerRequest = pb.ContainerResourceHookRequest
 ContainerAnswer = pb.ContainerResourceHookResponse
 
-RETRY, TRIES = Backoff(0.1, 0.4), 4
+RETRY_PAUSES, ATTEMPTS = Backoff(0.1, 0.4), 4
 """The pauses in seconds, and the number of attempts, to find a sandbox that is not listed yet."""
 
 
@@ -70,8 +70,8 @@ class RuntimeLookup:
         if len(known) == 1 and not new:
             return known[0], executor.state.pods[known[0]].attempt
         name = (meta.uid, meta.namespace, meta.name)
-        pauses = RetryDelays(RETRY)
-        for last in range(TRIES - 1, -1, -1):
+        pauses = RetryDelays(RETRY_PAUSES)
+        for last in range(ATTEMPTS - 1, -1, -1):
             listed = await executor.call_tracker.lookups.run(executor.runtime.list_pods)
             existing = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
             if existing:
@@ -82,7 +82,7 @@ class RuntimeLookup:
                 await asyncio.sleep(pauses.next())
         return None
 
-    async def name(self, container_id: str) -> None:
+    async def identify_container(self, container_id: str) -> None:
         """Identify the container that the peer names, if it was created after an answer of topoproxy.
 
         The peer's own data show the cpuset that the runtime has saved for it.
@@ -135,7 +135,7 @@ class Servicer:
         self._executor = executor
         self._flow = flow
         self.pending = PendingCalls(executor)
-        self._find = RuntimeLookup(executor, self.pending)
+        self._lookup = RuntimeLookup(executor, self.pending)
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
@@ -152,32 +152,32 @@ class Servicer:
                 self.pending.add_pod(request.pod_meta.uid, call)
             else:
                 call.lost()
-        if reply.lost:
+        if reply.unsupported:
             self._executor.telemetry.problem(
                 "cannot change a sandbox: Koordinator's hook protocol has no fields for it",
                 pod=f"{request.pod_meta.namespace}/{request.pod_meta.name}",
-                fields=", ".join(reply.lost),
+                fields=", ".join(reply.unsupported),
             )
         return reply.answer
 
     async def post_stop_pod_sandbox(self, request: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
         """A stop of a sandbox has ended, perhaps with an error: query the runtime."""
         executor = self._executor
-        ours = self._find.sandboxes(request.pod_meta.uid)
-        if ours:
+        known_ids = self._lookup.sandboxes(request.pod_meta.uid)
+        if known_ids:
             try:
                 listed = await executor.call_tracker.lookups.run(executor.runtime.list_pods)
                 ready = {pod.id for pod in listed if pod.ready}
-                for sandbox_id in ours:
+                for sandbox_id in known_ids:
                     if sandbox_id not in ready:
                         executor.sandboxes.stopped(sandbox_id)
             except (UnavailableError, RuntimeCallError) as error:
-                self._find.reconcile_later(error)
+                self._lookup.reconcile_later(error)
         return pod_echo(request)
 
     # -- containers ---------------------------------------------------------------------------------------
 
-    async def pre_create_container(self, request: Container) -> ContainerAnswer:
+    async def pre_create_container(self, request: ContainerRequest) -> ContainerAnswer:
         """A container is about to be created: it gets its CPUs, which are free when this returns.
 
         Raises:
@@ -187,7 +187,7 @@ class Servicer:
             return container_echo(request)  # the node is released
         try:
             await self.pending.check_creates()  # the container may run already: others leave its CPUs
-            found = await self._find.sandbox(request.pod_meta)
+            found = await self._lookup.sandbox(request.pod_meta)
         except (UnavailableError, RuntimeCallError) as error:
             return self._undecided(request, str(error))
         if found is None:
@@ -196,17 +196,17 @@ class Servicer:
         reply: ContainerReply = await call.decide()
         with call.or_lost():
             self._delegate(call, reply.answer)
-        self._report_lost(request, reply)
+        self._report_unsupported(request, reply)
         return reply.answer
 
-    def _report_lost(self, request: Container, reply: ContainerReply) -> None:
+    def _report_unsupported(self, request: ContainerRequest, reply: ContainerReply) -> None:
         """Report the changes of hooks that the answer cannot carry."""
-        if reply.lost:
+        if reply.unsupported:
             self._executor.telemetry.problem(
                 "cannot change a container: Koordinator's hook protocol has no fields for it",
                 pod=f"{request.pod_meta.namespace}/{request.pod_meta.name}",
                 container=request.container_meta.name,
-                fields=", ".join(reply.lost),
+                fields=", ".join(reply.unsupported),
             )
 
     def _delegate(self, call: ContainerCall, answer: ContainerAnswer) -> None:
@@ -221,7 +221,7 @@ class Servicer:
         else:
             call.lost()
 
-    async def pre_start_container(self, request: Container) -> ContainerAnswer:
+    async def pre_start_container(self, request: ContainerRequest) -> ContainerAnswer:
         """A container is about to be started: the runtime has its current cpuset when this returns.
 
         Raises:
@@ -229,7 +229,7 @@ class Servicer:
         """
         container_id = request.container_meta.id
         if container_id:
-            await self._find.name(container_id)
+            await self._lookup.identify_container(container_id)
             call = ContainerCall(self._flow, "StartContainer", container_reply(request))
             await call.decide()
             if call.context is not None:
@@ -239,25 +239,25 @@ class Servicer:
                 call.lost()
         return container_echo(request)
 
-    async def post_start_container(self, request: Container) -> ContainerAnswer:
+    async def post_start_container(self, request: ContainerRequest) -> ContainerAnswer:
         """A start of a container has ended, perhaps with an error: query the runtime."""
         container_id = request.container_meta.id
         if container_id in self.pending.starts or container_id in self._executor.state.containers:
-            seen = await self._find.list_container(container_id)
+            seen = await self._lookup.list_container(container_id)
             call = self.pending.starts.take(container_id)
             if call is None:
                 self._executor.reconcile_requested.set()
             elif seen is None:
                 call.lost()
             else:
-                call.over(
+                call.ended(
                     0
                     if any(container.phase is not Phase.CREATED for container in seen)
                     else GrpcStatus.UNKNOWN
                 )
         return container_echo(request)
 
-    async def pre_update_container_resources(self, request: Container) -> ContainerAnswer:
+    async def pre_update_container_resources(self, request: ContainerRequest) -> ContainerAnswer:
         """A container's resources are about to be changed; its CPUs are decided here.
 
         Raises:
@@ -266,21 +266,23 @@ class Servicer:
         container_id = request.container_meta.id
         if not container_id:
             return container_echo(request)
-        await self._find.name(container_id)
+        await self._lookup.identify_container(container_id)
         quotas, container = self._executor.quotas, self._executor.state.containers.get(container_id)
         recorded = CONTAINER_QUOTA + container_id in quotas.known.records
-        ours = recorded or (container is not None and quotas.must_be_off(container))
-        call = ContainerCall(self._flow, "UpdateContainerResources", update_reply(request, quota=not ours))
+        is_our_quota = recorded or (container is not None and quotas.must_be_off(container))
+        call = ContainerCall(
+            self._flow, "UpdateContainerResources", update_reply(request, is_client_quota=not is_our_quota)
+        )
         reply: ContainerReply = await call.decide()
         call.lost()  # its end is never seen; afterwards the runtime gets the current set again
-        self._report_lost(request, reply)
+        self._report_unsupported(request, reply)
         return reply.answer
 
-    async def post_stop_container(self, request: Container) -> ContainerAnswer:
+    async def post_stop_container(self, request: ContainerRequest) -> ContainerAnswer:
         """A stop of a container has ended, perhaps with an error: query the runtime."""
         container_id = request.container_meta.id
         if container_id in self._executor.state.containers:
-            seen = await self._find.list_container(container_id)
+            seen = await self._lookup.list_container(container_id)
             if seen is not None and all(container.phase is Phase.EXITED for container in seen):
                 self._executor.lifecycle.phase(container_id, Phase.EXITED)
             else:
@@ -289,7 +291,7 @@ class Servicer:
 
     # -- requests that cannot be decided ------------------------------------------------------------------
 
-    def _undecided(self, request: Container, reason: str) -> ContainerAnswer:
+    def _undecided(self, request: ContainerRequest, reason: str) -> ContainerAnswer:
         """Forward a create unchanged, unless its pod must not run unplaced."""
         executor = self._executor
         meta = request.pod_meta
@@ -305,7 +307,7 @@ class Servicer:
             raise HookCallRefusedError(GrpcStatus.UNAVAILABLE, message)
         return container_echo(request)
 
-    def must_be_placed(self, request: Container) -> bool:
+    def must_be_placed(self, request: ContainerRequest) -> bool:
         """Return whether a container's pod must not run unplaced."""
         state = self._executor.state
         pod = pod_of(request, "", 0, state.node.machine.bounds)

@@ -216,8 +216,8 @@ def test_a_remembered_containers_facts_are_those_of_its_create() -> None:
 
 def test_updates_take_precedence_over_the_ledger() -> None:
     memory = ObjectCache()
-    memory.listed((), [pb.Container(id="c1", labels={"l": "1"}, image=pb.ImageSpec(image="i"))])
-    memory.updated("c1", Resources(cpu_shares=512, oom_score_adj=5))
+    memory.add_listed((), [pb.Container(id="c1", labels={"l": "1"}, image=pb.ImageSpec(image="i"))])
+    memory.update_container("c1", Resources(cpu_shares=512, oom_score_adj=5))
     container = changed_copy(container_of("c1", own("0-1")), request=Request(1024, memory_limit=4096))
     reported = existing_facts(container, memory.container("c1"))
     assert reported.resources == Resources(cpu_shares=512, memory_limit=4096, oom_score_adj=5)

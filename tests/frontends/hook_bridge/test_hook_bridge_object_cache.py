@@ -61,7 +61,7 @@ def test_an_unknown_container_is_not_cached() -> None:
     memory = ObjectCache()
     assert memory.pod("s1") is None
     assert memory.container("c1") is None
-    memory.updated("c1", Resources(cpu_shares=2))
+    memory.update_container("c1", Resources(cpu_shares=2))
     memory.forget("s1", "c1")
     assert memory.container("c1") is None
 
@@ -93,12 +93,12 @@ def test_a_container_is_cached_with_the_data_appended_to_its_request() -> None:
 
 def test_updates_are_accumulated() -> None:
     memory = created()
-    memory.updated(
+    memory.update_container(
         "c1", resources_of(pb.LinuxContainerResources(cpu_quota=5000, memory_limit_in_bytes=1 << 30))
     )
-    memory.updated("c1", Resources(cpu_quota=-1, unified={"memory.high": "1"}))
+    memory.update_container("c1", Resources(cpu_quota=-1, unified={"memory.high": "1"}))
     update = pb.LinuxContainerResources(memory_limit_in_bytes=-1, unified={"cpu.max": "max"})
-    memory.updated("c1", resources_of(update))
+    memory.update_container("c1", resources_of(update))
     unified = {"memory.high": "1", "cpu.max": "max"}
     assert facts(memory).resources == Resources(0, -1, 512, -1, 0, -997, unified=unified)
 
@@ -107,7 +107,7 @@ def test_returned_facts_do_not_change_with_an_update() -> None:
     """Koordinator's proxy changes an object while other threads read it."""
     memory = created()
     before = facts(memory).resources
-    memory.updated("c1", Resources(cpu_shares=2, unified={"a": "1"}))
+    memory.update_container("c1", Resources(cpu_shares=2, unified={"a": "1"}))
     assert (before.cpu_shares, before.unified) == (512, {})
 
 
@@ -115,13 +115,13 @@ def test_lists_describe_containers_from_before() -> None:
     memory = created()
     sandbox = pb.PodSandbox(id="s1", labels={"l": "1"}, annotations={"a": "2"}, runtime_handler="kata")
     old = pb.Container(id="c0", labels={"l": "0"}, annotations={"a": "0"}, image=pb.ImageSpec(image="old"))
-    memory.listed([sandbox], [old, pb.Container(id="c1", labels={"l": "other"})])
+    memory.add_listed([sandbox], [old, pb.Container(id="c1", labels={"l": "other"})])
     assert (pod(memory).labels, pod(memory).runtime_handler) == ({"l": "1"}, "kata")
     reported = facts(memory, "c0")
     assert (reported.labels, reported.annotations, reported.image) == ({"l": "0"}, {"a": "0"}, "old")
     assert facts(memory).envs, "a list has fewer fields than a create"
     assert facts(memory).labels == {"l": "1"}
-    memory.listed([pb.PodSandbox(id="s1", labels={"l": "2"})], ())
+    memory.add_listed([pb.PodSandbox(id="s1", labels={"l": "2"})], ())
     assert pod(memory).labels == {"l": "1"}
 
 
@@ -186,7 +186,7 @@ def test_labels_are_dropped_last() -> None:
         id="c1", labels={"l": "1", "large": "x" * CONTAINER_BYTES}, annotations={"a": "2"}
     )
     memory = ObjectCache()
-    memory.listed((), [container])
+    memory.add_listed((), [container])
     assert facts(memory).labels == {"l": "1"}
     assert kept_bytes(memory) <= CONTAINER_BYTES
 
@@ -195,7 +195,7 @@ def test_labels_are_dropped_last() -> None:
 def test_the_cached_size_of_a_container_is_limited(size: int) -> None:
     notes = {f"a{number}": "x" * size for number in range(8)}
     memory = created(command=["x" * size])
-    memory.listed((), [pb.Container(id="c2", labels=notes, annotations=notes)])
+    memory.add_listed((), [pb.Container(id="c2", labels=notes, annotations=notes)])
     body = (
         create().SerializeToString()
         + pb.CreateContainerRequest(config=pb.ContainerConfig(annotations=notes)).SerializeToString()

@@ -18,7 +18,7 @@ from proxy.demo.client import CallRefused, CriClient, DemoPod
 from proxy.engine.node_events import ModeChanged
 from proxy.frontends.hookserver import pending_calls
 from proxy.frontends.hookserver.foreign_call import ForeignCall
-from proxy.frontends.hookserver.server import Server
+from proxy.frontends.hookserver.server import HookServer
 from proxy.frontends.hookserver.servicer import RuntimeLookup
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.mode import NodeMode
@@ -310,7 +310,7 @@ def test_a_call_ends_only_once() -> None:
         call = ForeignCall(wire, "StartContainer", b"")
         waits = asyncio.create_task(call.decide())
         await asyncio.sleep(0)
-        call.over(0)
+        call.ended(0)
         call.refuse(2, "too late")
         call.release()
         assert (ended, call.done, waits.done()) == ([None], True, False)
@@ -342,9 +342,9 @@ def test_a_call_that_is_cancelled_and_decided_in_one_turn_is_lost(
 
 
 def test_the_oldest_pending_calls_are_dropped_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_calls, "LIMIT", 2)
+    monkeypatch.setattr(pending_calls, "MOST_PENDING", 2)
     lost: list[str] = []
-    calls = pending_calls.Calls[str](10.0, lambda: 0.0)
+    calls = pending_calls.CallTable[str](10.0, lambda: 0.0)
     for name in ("a", "b", "b", "c"):
         call: Any = SimpleNamespace(lost=lambda name=name: lost.append(name))
         calls.add(name, call)
@@ -418,15 +418,15 @@ class _CancelledFirst:
 
 def _register_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delay the callback of a PreCreateContainer call until the client has cancelled it."""
-    thread = Server._thread
+    thread = HookServer._thread_handler
 
-    def late(self: Server, name: str, kind: type[Any], answer: Any) -> Any:
+    def late(self: HookServer, name: str, kind: type[Any], answer: Any) -> Any:
         call_stage = thread(self, name, kind, answer)
         if name != "PreCreateContainerHook":
             return call_stage
         return lambda request, context: call_stage(request, _CancelledFirst(context))
 
-    monkeypatch.setattr(Server, "_thread", late)
+    monkeypatch.setattr(HookServer, "_thread_handler", late)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["after-the-callback", "before-the-callback"])

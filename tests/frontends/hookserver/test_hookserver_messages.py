@@ -77,7 +77,7 @@ def test_an_unchanged_create_is_echoed(request: pb.ContainerResourceHookRequest)
     reply = messages.container_reply(request)
     assert reply.adjusted(NOTHING) is reply
     answer = reply.answer
-    assert reply.lost == ()
+    assert reply.unsupported == ()
     assert answer.container_resources == request.container_resources
     assert answer.HasField("container_resources") == request.HasField("container_resources")
     assert dict(answer.container_envs) == dict(request.container_envs)
@@ -140,7 +140,7 @@ def test_a_placed_create_differs_only_in_the_placement(request: pb.ContainerReso
 @given(containers())
 def test_a_cpuset_without_placement_is_cleared(request: pb.ContainerResourceHookRequest) -> None:
     request.container_resources.cpuset_cpus = "0-3"
-    for reply in (messages.container_reply(request), messages.update_reply(request, quota=True)):
+    for reply in (messages.container_reply(request), messages.update_reply(request, is_client_quota=True)):
         answer = reply.placed(None, None, 0).answer
         assert answer.container_resources.cpuset_cpus == ""
         assert answer.container_resources.cpuset_mems == request.container_resources.cpuset_mems
@@ -148,7 +148,7 @@ def test_a_cpuset_without_placement_is_cleared(request: pb.ContainerResourceHook
 
 @given(containers())
 def test_an_update_without_decision_is_echoed(request: pb.ContainerResourceHookRequest) -> None:
-    reply = messages.update_reply(request, quota=False)
+    reply = messages.update_reply(request, is_client_quota=False)
     assert reply.adjusted(NOTHING).answer == messages.container_echo(request)
 
 
@@ -170,10 +170,10 @@ def test_an_update_omits_values_that_the_daemon_may_have_set() -> None:
     request = pb.ContainerResourceHookRequest()
     request.container_resources.cpuset_cpus, request.container_resources.cpuset_mems = "2-3", "0"
     request.container_resources.cpu_quota = -1
-    assert not messages.update_reply(request, quota=False).resources.ListFields()
-    assert messages.update_reply(request, quota=True).resources.cpu_quota == -1
+    assert not messages.update_reply(request, is_client_quota=False).resources.ListFields()
+    assert messages.update_reply(request, is_client_quota=True).resources.cpu_quota == -1
     request.container_resources.cpu_quota = 5000
-    reply = messages.update_reply(request, quota=False)
+    reply = messages.update_reply(request, is_client_quota=False)
     assert reply.resources.cpu_quota == 5000
     assert reply.answer.container_resources.cpuset_cpus == "2-3", (
         "the peer would clear a field that is omitted"
@@ -198,7 +198,7 @@ def test_adjustments_of_a_create_are_in_the_response() -> None:
         devices={"/dev/z": CLEAR},
     )
     reply = messages.container_reply(request).adjusted(adjustment)
-    assert reply.lost == (
+    assert reply.unsupported == (
         *("mounts", "devices", "labels", "envs[C]", "envs[A]"),
         *("annotations[c]", "unified[memory.low]"),
     )
@@ -211,10 +211,10 @@ def test_adjustments_of_a_create_are_in_the_response() -> None:
     facts = reply.container()
     assert (facts.envs, facts.resources.oom_score_adj) == ({"A": "1", "B": "2"}, -5)
     other = reply.with_parent("/kubepods/pody")
-    assert (other.answer.pod_cgroup_parent, other.lost) == ("/kubepods/pody", reply.lost)
+    assert (other.answer.pod_cgroup_parent, other.unsupported) == ("/kubepods/pody", reply.unsupported)
     assert request.container_resources.cpuset_cpus == "0-3", "the peer's request is not changed"
-    lost = reply.adjusted(Adjustment(devices={"/d": Device("/d", "/d")})).lost
-    assert lost == (*reply.lost, "devices")
+    unsupported = reply.adjusted(Adjustment(devices={"/d": Device("/d", "/d")})).unsupported
+    assert unsupported == (*reply.unsupported, "devices")
 
 
 def test_adjustments_of_a_sandbox_are_in_the_response() -> None:
@@ -224,7 +224,7 @@ def test_adjustments_of_a_sandbox_are_in_the_response() -> None:
     reply = SandboxReply(request, messages.pod_echo(request)).adjusted(adjustment)
     answer = reply.answer
     assert (dict(answer.labels), dict(answer.annotations)) == ({"l": "1", "m": "1"}, {"a": "2", "b": "2"})
-    assert reply.lost == ("labels[m]", "annotations[b]")
+    assert reply.unsupported == ("labels[m]", "annotations[b]")
     assert answer.cgroup_parent == "/b"
     pod = reply.read(ANY_MACHINE)
     assert isinstance(pod, Pod)
