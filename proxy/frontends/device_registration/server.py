@@ -51,7 +51,7 @@ AT_ONCE = 32
 """Requests that are answered at a time, each in a thread that only waits; others are refused."""
 REQUEST_LIMIT: Final = 16 << 10
 """Bytes of a request."""
-WAIT_S: Final = 30.0
+REGISTRATION_TIMEOUT_S: Final = 30.0
 """The longest time of a registration, in seconds."""
 STOP_S: Final = 0.5
 REFUSED: Final = "cannot register a device plugin"
@@ -61,11 +61,11 @@ Register = Callable[[str, Path], Awaitable[None]]
 
 SOCKET_NAME: Final = "kubelet.sock"
 """The name of the registration server's socket, which plugins have built in."""
-MODE: Final = 0o750
+DIRECTORY_MODE: Final = 0o750
 """Mode of the directory, as kubelet's."""
 
 
-def prepare(directory: Path) -> None:
+def prepare_directory(directory: Path) -> None:
     """Create the directory, and remove the sockets in it, except that of the server.
 
     Raises:
@@ -73,7 +73,7 @@ def prepare(directory: Path) -> None:
         PermissionDeniedError: The process may not do that.
     """
     try:
-        directory.mkdir(mode=MODE, parents=True, exist_ok=True)
+        directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         for entry in directory.iterdir():
             if entry.name != SOCKET_NAME and _is_socket(entry):
                 entry.unlink(missing_ok=True)
@@ -139,23 +139,23 @@ class ForwardTarget(Protocol):
         """End calls in progress."""
 
 
-class TakeOver(Struct, frozen=True):
+class Forwarding(Struct, frozen=True):
     """The resources that are registered here, if others are forwarded.
 
     Attributes:
-        resources: Resources that are registered here.
-        other: Takes all others.
+        registered_here: Resources that are registered here.
+        target: Takes all others.
     """
 
-    resources: Collection[str]
-    other: ForwardTarget
+    registered_here: Collection[str]
+    target: ForwardTarget
 
 
 class RegistrationServer:
     """Serves registrations in one directory; make it on the event loop."""
 
     def __init__(
-        self, directory: Path, register: Register, telemetry: Telemetry, taken: TakeOver | None = None
+        self, directory: Path, register: Register, telemetry: Telemetry, forwarding: Forwarding | None = None
     ) -> None:
         """Prepare; nothing is opened before ``open``.
 
@@ -163,12 +163,12 @@ class RegistrationServer:
             directory: The directory of the sockets.
             register: Called on the loop for each valid registration.
             telemetry: Counts registrations and reports those that are refused.
-            taken: The resources that are registered here; None: all.
+            forwarding: Which registrations are forwarded; None: none.
         """
         self._directory = directory
         self._register = register
         self._telemetry = telemetry
-        self._taken = taken
+        self._forwarding = forwarding
         self._forwarded: set[Path] = set()
         self._is_open = False
         self._loop = asyncio.get_running_loop()
@@ -194,9 +194,9 @@ class RegistrationServer:
         if self._is_open:
             return
         require_no_live_socket(self._directory / SOCKET_NAME)
-        prepare(self._directory)
-        if self._taken is not None:
-            self._taken.other.clean()
+        prepare_directory(self._directory)
+        if self._forwarding is not None:
+            self._forwarding.target.clean()
         self._socket.open()
         self._is_open = True
 
@@ -235,10 +235,13 @@ class RegistrationServer:
         try:
             if requested is None:
                 raise InputError("cannot read the registration: RegisterRequest expected")
-            if self._taken is not None and requested.resource_name not in self._taken.resources:
-                self._forward(self._taken.other, requested)
+            if (
+                self._forwarding is not None
+                and requested.resource_name not in self._forwarding.registered_here
+            ):
+                self._forward(self._forwarding.target, requested)
             else:
-                self._wait(requested.resource_name, self._checked(requested), context)
+                self._register_on_loop(requested.resource_name, self._checked(requested), context)
         except (TopoproxyError, DevicePluginError) as error:
             self._telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="refused")
             self._telemetry.problem(REFUSED, path=self._directory, resource=resource, err=error)
@@ -256,22 +259,22 @@ class RegistrationServer:
             raise InputError(f"cannot register {name}: it is not the name of an extended resource")
         return socket_of(self._directory, request.endpoint)
 
-    def _forward(self, other: ForwardTarget, request: pb.RegisterRequest) -> None:
+    def _forward(self, target: ForwardTarget, request: pb.RegisterRequest) -> None:
         path = socket_of(self._directory, request.endpoint)
         if path.parent != self._directory:
             endpoint = quoted(request.endpoint)
             raise InputError(
                 f"cannot forward the registration of {endpoint}: the endpoint is not in this directory"
             )
-        other.forward(request, path)
+        target.forward(request, path)
         self._forwarded.add(path)
         self._telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="forwarded")
 
-    def _wait(self, resource: str, path: Path, context: grpc.ServicerContext) -> None:
+    def _register_on_loop(self, resource: str, path: Path, context: grpc.ServicerContext) -> None:
         """Register the plugin on the event loop."""
 
         async def registering() -> None:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(REGISTRATION_TIMEOUT_S):
                 await self._register(resource, path)
 
         work = registering()
@@ -282,11 +285,11 @@ class RegistrationServer:
             raise DevicePluginError(resource, f"cannot register {resource}: the daemon stops") from None
         cancel_with_call(context, job)
         try:
-            job.result(WAIT_S + STOP_S)
+            job.result(REGISTRATION_TIMEOUT_S + STOP_S)
         except (TimeoutError, concurrent.futures.CancelledError):
             job.cancel()
-            message = f"cannot register {resource}: not done within {WAIT_S:g} s, or the plugin has left"
-            raise DevicePluginError(resource, message) from None
+            cause = f"not done within {REGISTRATION_TIMEOUT_S:g} s, or the plugin has left"
+            raise DevicePluginError(resource, f"cannot register {resource}: {cause}") from None
 
 
 def _decoded(content: bytes) -> pb.RegisterRequest | None:

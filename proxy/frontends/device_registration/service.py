@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from proxy.executor.device_ports import DevicePluginError
-from proxy.frontends.device_registration.server import RegistrationServer, TakeOver
+from proxy.frontends.device_registration.server import Forwarding, RegistrationServer
 from proxy.sockets.grpc_socket import open_with_retries
 from proxy.telemetry import metrics
 
@@ -75,21 +75,23 @@ class DevicePluginService:
         self._kubelet = kubelet
         self._shim: RegistrationServer | None = None
         if kubelet is not None:
-            taken = TakeOver(self._shim_resources, kubelet)
-            self._shim = RegistrationServer(self._shim_directory, self._register, executor.telemetry, taken)
+            forwarding = Forwarding(self._shim_resources, kubelet)
+            self._shim = RegistrationServer(
+                self._shim_directory, self._register, executor.telemetry, forwarding
+            )
 
     async def run(self) -> None:
         """Listen as soon as the sockets can be bound, and watch other managers."""
-        await self._opened(self._server.open, self._directory)
+        await self._open_with_retries(self._server.open, self._directory)
         if self._shim is not None:
-            await self._opened(self._shim.open, self._shim_directory)
+            await self._open_with_retries(self._shim.open, self._shim_directory)
         async with asyncio.TaskGroup() as watches:
             if self._others is not None:
                 watches.create_task(self._others.run())
             if self._shim is not None:
-                watches.create_task(self._follow())
+                watches.create_task(self._follow_kubelet_starts())
 
-    async def _follow(self) -> None:
+    async def _follow_kubelet_starts(self) -> None:
         """When kubelet has started, repeat its signal in the directory of its plugins."""
         assert self._kubelet is not None
         assert self._shim is not None
@@ -99,9 +101,9 @@ class DevicePluginService:
             found = await asyncio.to_thread(self._kubelet.identity)
             if found is not None and found != seen:
                 seen = found
-                await self._opened(self._shim.reopen, self._shim_directory)
+                await self._open_with_retries(self._shim.reopen, self._shim_directory)
 
-    async def _opened(self, open_it: Callable[[], None], directory: Path) -> None:
+    async def _open_with_retries(self, open_it: Callable[[], None], directory: Path) -> None:
         """Open a socket, and retry until that succeeds."""
         telemetry = self._executor.telemetry
         await open_with_retries(

@@ -265,8 +265,8 @@ class PodResourcesServer:
         self._state = state
         self._kubelet = kubelet
         self._telemetry = telemetry
-        self._limit = RequestLimit(time.monotonic)
-        self._listed: tuple[NodeState, object, pb.ListPodResourcesResponse] | None = None
+        self._request_limit = RequestLimit(time.monotonic)
+        self._last_list: tuple[NodeState, object, pb.ListPodResourcesResponse] | None = None
         self.socket = GrpcSocket(
             path,
             "serve the pod-resources API",
@@ -293,21 +293,21 @@ class PodResourcesServer:
             "Get": (pb.GetPodResourcesRequest, self._get),
         }
         return {
-            name: grpc.unary_unary_rpc_method_handler(self._answering(name, kind, answer))
+            name: grpc.unary_unary_rpc_method_handler(self._thread_handler(name, kind, answer))
             for name, (kind, answer) in methods.items()
         }
 
     # -- one request --------------------------------------------------------------------------------------
 
-    def _answering(
+    def _thread_handler(
         self, name: str, kind: type[Message], answer: Callable[[Any], Message]
     ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
         """Return the function that a thread calls with a request: from bytes to bytes."""
 
-        def answered(content: bytes, context: grpc.ServicerContext) -> bytes:
+        def handle(content: bytes, context: grpc.ServicerContext) -> bytes:
             self._telemetry.count(metrics.POD_RESOURCES_REQUESTS, method=name)
             try:
-                if not self._limit.allows():
+                if not self._request_limit.allows():
                     raise ListerRefusedError(GrpcStatus.RESOURCE_EXHAUSTED, "rejected by rate limit")
                 return answer(_decoded(kind, content)).SerializeToString()
             except TopoproxyError as error:
@@ -316,19 +316,19 @@ class PodResourcesServer:
                 refuse_call(context, code, str(error))
                 raise
 
-        return answered
+        return handle
 
     def _list(self, _: pb.ListPodResourcesRequest) -> pb.ListPodResourcesResponse:
         """Return all pods. As long as neither the state nor kubelet's answer changes, the list is reused.
 
         Making a list of hundreds of pods takes milliseconds, during which the event loop may have to wait.
         """
-        self._known()  # before kubelet is queried, which may take long; the state is read after it
+        self._known_state()  # before kubelet is queried, which may take long; the state is read after it
         kubelet = self._kubelet.pods() if self._kubelet else None
-        state = self._known()
-        latest = self._listed
+        state = self._known_state()
+        latest = self._last_list
         if latest is None or latest[0] is not state or latest[1] is not kubelet:
-            latest = self._listed = (state, kubelet, pods_answer(state, kubelet))
+            latest = self._last_list = (state, kubelet, pods_answer(state, kubelet))
         return latest[2]
 
     def _get(self, request: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
@@ -340,11 +340,11 @@ class PodResourcesServer:
         raise ListerRefusedError(GrpcStatus.UNKNOWN, message)
 
     def _allocatable(self, _: pb.AllocatableResourcesRequest) -> pb.AllocatableResourcesResponse:
-        self._known()  # as in ``_list``
+        self._known_state()  # as in ``_list``
         kubelet = self._kubelet.devices() if self._kubelet else None
-        return allocatable_answer(self._known(), kubelet)
+        return allocatable_answer(self._known_state(), kubelet)
 
-    def _known(self) -> NodeState:
+    def _known_state(self) -> NodeState:
         state = self._state()
         if state is None:
             message = "cannot list pods: the containers of the runtime are not known yet"
@@ -361,8 +361,8 @@ def _decoded(kind: type[Message], content: bytes) -> Message:
         ) from error
 
 
-PER_SECOND: Final = 100
-BURST: Final = 10
+REQUESTS_PER_SECOND: Final = 100
+BURST_REQUESTS: Final = 10
 """kubelet's ``DefaultQPS`` and ``DefaultBurstTokens`` (pkg/kubelet/apis/podresources/constants.go)."""
 
 
@@ -380,13 +380,13 @@ class RequestLimit:
         """
         self._clock = clock
         self._lock = threading.Lock()
-        self._tokens, self._filled = float(BURST), clock()
+        self._tokens, self._filled = float(BURST_REQUESTS), clock()
 
     def allows(self) -> bool:
         """Take a token; return False if there is none."""
         with self._lock:
             now = self._clock()
-            self._tokens = min(BURST, self._tokens + (now - self._filled) * PER_SECOND)
+            self._tokens = min(BURST_REQUESTS, self._tokens + (now - self._filled) * REQUESTS_PER_SECOND)
             self._filled = now
             if self._tokens < 1:
                 return False

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from proxy.api.kubelet import deviceplugin_pb2 as pb
-from proxy.frontends.device_registration.server import RegistrationServer, prepare, socket_of
+from proxy.frontends.device_registration.server import RegistrationServer, prepare_directory, socket_of
 from proxy.model.errors import CannotCreateError, InputError
 from tests.testkit.captured_log import telemetry
 
@@ -32,13 +32,13 @@ def bound(path: Path) -> None:
 
 def test_a_missing_directory_is_created(directory: Path) -> None:
     below = directory / "below"
-    prepare(below)
+    prepare_directory(below)
     assert stat.S_IMODE(below.stat().st_mode) == 0o750
-    prepare(below)
+    prepare_directory(below)
 
 
 def test_sockets_are_removed_and_other_files_are_kept(directory: Path) -> None:
-    prepare(directory)
+    prepare_directory(directory)
     for name in ("a.sock", "b", "kubelet.sock"):
         bound(directory / name)
     bound(directory.parent / "elsewhere")
@@ -46,7 +46,7 @@ def test_sockets_are_removed_and_other_files_are_kept(directory: Path) -> None:
     (directory / "dangling").symlink_to(directory / "nowhere")
     (directory / "DEPRECATION").touch()
     (directory / "below").mkdir()
-    prepare(directory)
+    prepare_directory(directory)
     assert sorted(entry.name for entry in directory.iterdir()) == [
         "DEPRECATION",
         "below",
@@ -59,7 +59,7 @@ def test_sockets_are_removed_and_other_files_are_kept(directory: Path) -> None:
 def test_a_directory_that_cannot_be_created_is_an_error(directory: Path) -> None:
     directory.touch()
     with pytest.raises(CannotCreateError, match="cannot prepare the directory"):
-        prepare(directory)
+        prepare_directory(directory)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_directory_that_cannot_be_created_is_an_error(directory: Path) -> None
     [("a.sock", "a.sock"), ("/a.sock", "a.sock"), ("below/a.sock", "below/a.sock"), ("below/../a", "a")],
 )
 def test_endpoints_in_the_directory_are_accepted(directory: Path, endpoint: str, name: str) -> None:
-    prepare(directory)
+    prepare_directory(directory)
     (directory / "below").mkdir()
     assert socket_of(directory, endpoint) == directory / name
 
@@ -91,7 +91,7 @@ def test_endpoints_in_the_directory_are_accepted(directory: Path, endpoint: str,
     ],
 )
 def test_endpoints_that_are_refused(directory: Path, endpoint: str, message: str) -> None:
-    prepare(directory)
+    prepare_directory(directory)
     (directory / "below").mkdir()
     (directory / "out").symlink_to(directory.parent)
     (directory / "link").symlink_to(directory.parent / "a.sock")
