@@ -31,7 +31,9 @@ _DIAL_LIMIT_S: Final = 1.0
 _DRAIN_STEP_S: Final = 0.02
 _QUIET_STEP_S: Final = 0.002
 _GOAWAY_GRACE_S: Final = 0.1
-PLACING: Final = frozenset(("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources"))
+PLACEMENT_METHODS: Final = frozenset(
+    ("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources")
+)
 """Calls whose answers decide the placement of containers."""
 UNREACHABLE: Final = "cannot connect a client to the runtime"
 NOT_ACCEPTED: Final = "cannot accept a connection"
@@ -145,7 +147,11 @@ class Acceptor:
 
     def is_placing(self) -> bool:
         """Return whether a call that decides the placement of containers is open."""
-        return any(path.rpartition("/")[2] in PLACING for link in self._links for path in link.intercepted())
+        return any(
+            path.rpartition("/")[2] in PLACEMENT_METHODS
+            for link in self._links
+            for path in link.intercepted()
+        )
 
     async def retire(self, limit_s: float) -> None:
         """Stop accepting, and wait until each client has seen the GOAWAY to continue on another connection.
@@ -185,7 +191,9 @@ class Acceptor:
         """End the connection with the most unread bytes if all connections together exceed the limit."""
         if sum(link.unread for link in self._links) > UNREAD_BYTES:
             worst = max(self._links, key=_unread)
-            asyncio.get_running_loop().call_soon(worst.cut, "its peer does not read, and too many bytes wait")
+            asyncio.get_running_loop().call_soon(
+                worst.abort, "its peer does not read, and too many bytes wait"
+            )
 
     # -- accepting ----------------------------------------------------------------------------------------
 

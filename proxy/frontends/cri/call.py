@@ -32,7 +32,7 @@ from proxy.model.devices import AllocateAnswer, DeviceField
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
-from proxy.model.quoting import message as fit
+from proxy.model.quoting import message as escaped_message
 from proxy.model.workload import Pod, Request
 from proxy.relay.events import RequestAnomaly
 from proxy.telemetry import metrics
@@ -113,7 +113,7 @@ class InterceptedCall:
         """
         if not self.decided:
             self.decided = True
-            self._link.refuse(self._stream, code, fit(message))
+            self._link.refuse(self._stream, code, escaped_message(message))
 
     # -- reading; see ``UndecidedCall`` ------------------------------------------------------------------
 

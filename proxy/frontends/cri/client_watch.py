@@ -14,10 +14,10 @@ from proxy.frontends.cri.acceptor import Acceptor
 from proxy.telemetry.port import Telemetry
 
 NO_CLIENT = "no client is connected, although pods run on the node"
-AFTER_S = 60.0
+REPORT_AFTER_S = 60.0
 """After this many seconds without a client a problem is reported: kubelet reconnects within a few."""
 PERIOD_S = 5.0
-LIKELY = (
+LIKELY_CAUSE = (
     "kubelet's --container-runtime-endpoint probably names another socket; on a kubeadm node "
     "kubeadm-flags.env and instance-config.yaml in /var/lib/kubelet win over config.yaml"
 )
@@ -31,7 +31,7 @@ class ClientWatch:
         acceptor: Acceptor,
         telemetry: Telemetry,
         pods: Callable[[], int],
-        others: Callable[[], Sequence[tuple[Path, str]]],
+        other_endpoints: Callable[[], Sequence[tuple[Path, str]]],
         clock: Callable[[], float],
     ) -> None:
         """Report nothing yet.
@@ -40,13 +40,14 @@ class ClientWatch:
             acceptor: Accepts the clients.
             telemetry: Where to report.
             pods: Returns how many pods are known.
-            others: Returns the files that direct kubelet to another endpoint, with that endpoint; may block.
+            other_endpoints: Returns the files that direct kubelet to another endpoint, with that endpoint;
+                may block.
             clock: A monotonic clock in seconds.
         """
         self._acceptor = acceptor
         self._telemetry = telemetry
         self._pods = pods
-        self._others = others
+        self._other_endpoints = other_endpoints
         self._clock = clock
         self._since: float | None = None
         self._reported = False
@@ -71,10 +72,10 @@ class ClientWatch:
         now = self._clock()
         if self._since is None:
             self._since = now
-        if now - self._since >= AFTER_S and not self._reported:
-            others = await asyncio.to_thread(self._others)
+        if now - self._since >= REPORT_AFTER_S and not self._reported:
+            endpoints = await asyncio.to_thread(self._other_endpoints)
             if not self._lacks_client():
                 return  # a client has connected in the meantime
-            named = [f"{path} names {endpoint}" for path, endpoint in others]
+            named = [f"{path} names {endpoint}" for path, endpoint in endpoints]
             self._reported = True
-            self._telemetry.problem(NO_CLIENT, reason="; ".join(named) or LIKELY)
+            self._telemetry.problem(NO_CLIENT, reason="; ".join(named) or LIKELY_CAUSE)

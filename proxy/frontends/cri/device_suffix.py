@@ -38,7 +38,7 @@ class AddedDevices(Struct, frozen=True):
     fields: Mapping[str, DeviceField]
 
 
-def plugin(resource: str) -> str:
+def plugin_name(resource: str) -> str:
     """Return the name of a plugin in messages."""
     return f"the device plugin of {resource}"
 
@@ -62,7 +62,7 @@ def device_suffix(body: bytes, answers: Mapping[str, AllocateAnswer]) -> AddedDe
     cdi = {text(pb.CDIDeviceFacts.FromString(raw).name) for raw in config.CDI_devices}
     added, fields = pb.ContainerConfig(), dict[str, DeviceField]()
     for resource, answer in answers.items():
-        owner = plugin(resource)
+        owner = plugin_name(resource)
         for name, value in _wanted(answer):
             owned, known_value = known.setdefault(name, (owner, value))
             if known_value != value:

@@ -77,18 +77,18 @@ def _create(body: bytes, want: Adjustment) -> bytes:
     in_lists = lists and (
         _may_hold(body, want.envs) or _may_hold_paths(body, mounts) or _may_hold_paths(body, devices)
     )
-    cleared = _clears(body, want.unified, want.annotations, want.labels)
+    cleared = _may_clear(body, want.unified, want.annotations, want.labels)
     if cleared or in_lists:
         request = pb.CreateContainerEntries.FromString(body)
         config = request.config
         if cleared:
-            _take_out(config.linux.resources.unified, want.unified)
-            _take_out(config.annotations, want.annotations)
-            _take_out(config.labels, want.labels)
+            _remove_cleared(config.linux.resources.unified, want.unified)
+            _remove_cleared(config.annotations, want.annotations)
+            _remove_cleared(config.labels, want.labels)
         if in_lists:
-            _put(config.envs, want.envs, _name, _env)
-            _put(config.mounts, mounts, _path, _mount)
-            _put(config.devices, devices, _path, _device)
+            _set_entries(config.envs, want.envs, _name, _env)
+            _set_entries(config.mounts, mounts, _path, _mount)
+            _set_entries(config.devices, devices, _path, _device)
         body = request.SerializeToString()
     tail = suffix.lists(want.envs, mounts, devices) if lists and not in_lists else b""
     if want.labels:
@@ -101,10 +101,10 @@ def _create(body: bytes, want: Adjustment) -> bytes:
 
 
 def _run_pod(body: bytes, want: Adjustment) -> bytes:
-    if _clears(body, want.labels, want.annotations):
+    if _may_clear(body, want.labels, want.annotations):
         request = pb.RunPodSandboxEntries.FromString(body)
-        _take_out(request.config.labels, want.labels)
-        _take_out(request.config.annotations, want.annotations)
+        _remove_cleared(request.config.labels, want.labels)
+        _remove_cleared(request.config.annotations, want.annotations)
         body = request.SerializeToString()
     tail = suffix.entries(6, want.labels) + suffix.entries(7, want.annotations)
     if want.cgroup_parent is not LEAVE:
@@ -114,10 +114,10 @@ def _run_pod(body: bytes, want: Adjustment) -> bytes:
 
 
 def _update(body: bytes, want: Adjustment) -> bytes:
-    if _clears(body, want.unified, want.annotations):
+    if _may_clear(body, want.unified, want.annotations):
         request = pb.UpdateContainerResourcesEntries.FromString(body)
-        _take_out(request.linux.unified, want.unified)
-        _take_out(request.annotations, want.annotations)
+        _remove_cleared(request.linux.unified, want.unified)
+        _remove_cleared(request.annotations, want.annotations)
         body = request.SerializeToString()
     resources = suffix.resources(want)
     tail = field(2, resources) if resources else b""
@@ -127,7 +127,7 @@ def _update(body: bytes, want: Adjustment) -> bytes:
 # -- changes that a suffix cannot express -------------------------------------------------------------------
 
 
-def _clears(body: bytes, *wanted: Mapping[str, str | Presence]) -> bool:
+def _may_clear(body: bytes, *wanted: Mapping[str, str | Presence]) -> bool:
     """Return whether the request may contain a key that must be removed from a map."""
     for each in wanted:
         for key, value in each.items():
@@ -149,14 +149,14 @@ def _may_hold_paths(body: bytes, paths: Iterable[str]) -> bool:
     return _may_hold(body, [path.rpartition("/")[2] for path in paths])
 
 
-def _take_out(entries: MutableSequence[bytes], wanted: Mapping[str, str | Presence]) -> None:
+def _remove_cleared(entries: MutableSequence[bytes], wanted: Mapping[str, str | Presence]) -> None:
     gone = {key.encode() for key, value in wanted.items() if value is CLEAR}
     for index in reversed(range(len(entries))):
         if (entry := entry_of(entries[index])) is not None and entry.key in gone:
             del entries[index]
 
 
-def _put(
+def _set_entries(
     entries: MutableSequence[bytes],
     wanted: Mapping[str, Any],
     name_of: Callable[[bytes], str],

@@ -26,7 +26,7 @@ _SCALARS = {
     "oom_score_adj": 5,
     "memory_swap_limit": 10,
 }
-_OF_SCALARS = attrgetter(*_SCALARS)
+_scalars_of = attrgetter(*_SCALARS)
 _NO_SCALARS = (LEAVE,) * len(_SCALARS)
 _CPUS, _MEMS, _UNIFIED = 6, 7, 9
 _ENVS, _MOUNTS, _DEVICES = 6, 7, 8
@@ -39,7 +39,7 @@ def resources(wanted: Adjustment | Update) -> bytes:
     gets, and they are written after this.
     """
     encoded = b""
-    scalars = _OF_SCALARS(wanted)
+    scalars = _scalars_of(wanted)
     if not all(map(is_, scalars, _NO_SCALARS)):
         for number, value in zip(_SCALARS.values(), scalars, strict=True):
             if value is not LEAVE:

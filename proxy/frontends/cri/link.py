@@ -28,15 +28,15 @@ from functools import partial
 from msgspec import Struct, field
 
 from proxy.frontends.cri.call import InterceptedCall, Interceptor
-from proxy.frontends.cri.pipe import OWN_WATER, Pipe, PipeCallbacks
+from proxy.frontends.cri.pipe import OWN_HIGH_WATER, Pipe, PipeCallbacks
 from proxy.relay.body_budget import BodyBudget
 from proxy.relay.events import RelayError, RequestAnomaly
 from proxy.relay.session import Session
 from proxy.relay.streams import HELD_BYTES
 from proxy.telemetry.port import Report
 
-SERVER_OWN_WATER = HELD_BYTES + OWN_WATER
-"""Like ``OWN_WATER``, for the runtime's side, where held bodies may wait too."""
+SERVER_OWN_HIGH_WATER = HELD_BYTES + OWN_HIGH_WATER
+"""Like ``OWN_HIGH_WATER``, for the runtime's side, where held bodies may wait too."""
 
 
 def _nothing(*_: object, **keys: object) -> None:
@@ -117,7 +117,11 @@ class Link:
         faults = PipeCallbacks(self.failed, context.budget.refuse_largest, context.over_limit)
         self.client = Pipe(partial(self.received, from_client), self._client_ended, self.lost, faults)
         self.server = Pipe(
-            partial(self.received, from_server), self.lost, self.lost, faults, own_water=SERVER_OWN_WATER
+            partial(self.received, from_server),
+            self.lost,
+            self.lost,
+            faults,
+            own_high_water=SERVER_OWN_HIGH_WATER,
         )
         self.client.other, self.server.other = self.server, self.client
 
@@ -213,7 +217,7 @@ class Link:
             self._report_problem("ended a connection because of an internal error", err=error)
             self._context.fault(error)
 
-    def cut(self, reason: str) -> None:
+    def abort(self, reason: str) -> None:
         """End the link without sending the waiting bytes."""
         if not self.closed:
             self._report_problem("ended a connection", reason=reason)

@@ -30,8 +30,8 @@ from proxy.pools.facts import POD_KEYS, pod_facts
 from proxy.topology.device_files import device_file, device_path
 from proxy.wire.protobuf import Keys, field, identity, text, varint
 
-_LIMIT = b"\x10"  # the key of HugepageLimit.limit; a limit of 0 is not on the wire
-_POD = Keys(POD_KEYS)
+_LIMIT_KEY = b"\x10"  # the key of HugepageLimit.limit; a limit of 0 is not on the wire
+_POD_KEYS = Keys(POD_KEYS)
 
 
 def pod_of(config: pb.SandboxFacts, sandbox_id: str = "", bounds: Bounds = ANY_MACHINE) -> Pod:
@@ -49,8 +49,8 @@ def pod_of(config: pb.SandboxFacts, sandbox_id: str = "", bounds: Bounds = ANY_M
         text(meta.namespace),
         text(meta.name),
         meta.attempt,
-        _POD.and_others(config.labels),
-        _POD.of(config.annotations),
+        _POD_KEYS.and_others(config.labels),
+        _POD_KEYS.of(config.annotations),
         text(config.linux.cgroup_parent),
         bounds,
     )
@@ -118,18 +118,18 @@ class CriCreateRequest:
 
 def _huge_pages(limits: Sequence[bytes]) -> tuple[tuple[str, int], ...]:
     """Read limits on huge pages; kubelet sends a limit of 0 for each size that is not requested."""
-    entries = (pb.HugepageFacts.FromString(raw) for raw in limits[:SIZES_LIMIT] if _LIMIT in raw)
+    entries = (pb.HugepageFacts.FromString(raw) for raw in limits[:SIZES_LIMIT] if _LIMIT_KEY in raw)
     return huge_pages((text(entry.page_size[:SIZE_LENGTH_LIMIT]), entry.limit) for entry in entries)
 
 
 _Entry = TypeVar("_Entry", pb.PathFacts, pb.Entry, pb.CDIDeviceFacts)
 
-_NOTHING = DeviceFacts()
+_NO_DEVICES = DeviceFacts()
 _CDI_KEY = b"cdi.k8s.io/"
 _HOST_PATH = re.compile(rb"\x12.{1,2}/(?:dev|sys)/", re.DOTALL)
 """A host path in the bytes of a mount: field 2, its length (one byte or two), its beginning."""
-_MOST = 1024
-_LONGEST = 4096
+_MOST_DEVICES = 1024
+_LONGEST_NAME = 4096
 """Characters of a path or a name of a device; Linux accepts no longer path."""
 
 
@@ -149,7 +149,7 @@ def device_facts_of(config: pb.ContainerFacts) -> DeviceFacts:
     in_mounts = _HOST_PATH.search(b"".join(config.mounts[:])) is not None
     in_annotations = _CDI_KEY in b"".join(config.annotations[:])
     if not (devices or names or in_mounts or in_annotations):
-        return _NOTHING
+        return _NO_DEVICES
     cdi = [identity(entry.name) for entry in _decoded(pb.CDIDeviceFacts, names)]
     if in_annotations:
         for entry in _decoded(pb.Entry, config.annotations):
@@ -157,9 +157,9 @@ def device_facts_of(config: pb.ContainerFacts) -> DeviceFacts:
                 cdi += (name.strip() for name in identity(entry.value).split(","))
     mounts = config.mounts if in_mounts else ()
     return DeviceFacts(
-        _once(device_file(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, devices)),
-        _once(cdi),
-        _once(device_path(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, mounts)),
+        _distinct(device_file(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, devices)),
+        _distinct(cdi),
+        _distinct(device_path(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, mounts)),
     )
 
 
@@ -171,13 +171,13 @@ def _decoded(kind: type[_Entry], entries: Iterable[bytes]) -> Iterator[_Entry]:
             continue
 
 
-def _once(values: Iterable[str | None]) -> tuple[str, ...]:
+def _distinct(values: Iterable[str | None]) -> tuple[str, ...]:
     """Return each value once, without empty and overlong ones; a list of thousands is truncated."""
-    found = dict.fromkeys(value for value in values if value and len(value) <= _LONGEST)
-    return tuple(found)[:_MOST]
+    found = dict.fromkeys(value for value in values if value and len(value) <= _LONGEST_NAME)
+    return tuple(found)[:_MOST_DEVICES]
 
 
-_SUFFIXES = 256
+_CACHED_SUFFIXES = 256
 _create_suffixes: dict[tuple[int, int, int], bytes] = {}
 
 
@@ -201,7 +201,7 @@ def create_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> byt
     key = (cpus.bits if cpus is not None else -1, mems.bits if mems is not None else 0, quota)
     known = _create_suffixes.get(key)
     if known is None:
-        if len(_create_suffixes) >= _SUFFIXES:
+        if len(_create_suffixes) >= _CACHED_SUFFIXES:
             _create_suffixes.clear()
         known = _create_suffixes[key] = field(2, field(15, field(1, _resources(cpus, mems, quota))))
     return known

@@ -6,8 +6,8 @@ when bytes have arrived, writes at once or as soon as there is room, stops the o
 too many bytes wait here, and closes once the pending bytes are written.
 
 Back-pressure. Bytes that the other end has read fill this end's buffer up to ``HIGH_WATER`` plus one read.
-Bytes above ``own_water`` are frames that the relay itself has written in answer to frames from *this* end
-(refusals, resets, window), so this end is not read either until the buffer is empty enough.
+Bytes above ``own_high_water`` are frames that the relay itself has written in answer to frames from *this*
+end (refusals, resets, window), so this end is not read either until the buffer is empty enough.
 
 Faults. The loop calls ``_readable`` and ``_writable`` again as long as the socket is ready, so an exception
 that escapes from one of them would repeat for ever. So they catch all exceptions; the link is notified and
@@ -32,15 +32,15 @@ HIGH_WATER: Final = 512 << 10
 """When this many bytes wait to be written, nothing more is read from the other end."""
 LOW_WATER: Final = 128 << 10
 READ_BYTES: Final = 256 << 10
-OWN_WATER: Final = HIGH_WATER + 2 * READ_BYTES
+OWN_HIGH_WATER: Final = HIGH_WATER + 2 * READ_BYTES
 """When this many bytes wait to be written to a client, nothing more is read from it."""
-LITTLE_BYTES: Final = 4096
+SMALL_READ_BYTES: Final = 4096
 """The size of a read if there is no memory for more."""
 LINGER_S: Final = 5.0
 """How long the socket of a peer that does not read stays open after ``close``."""
 _GATHERED_BYTES: Final = 64 << 10
 
-_OTHER, _OWN = 1, 2  # reasons to pause: the other end's buffer is full; this end's buffer is full
+_OTHER_END_FULL, _THIS_END_FULL = 1, 2  # reasons to pause: the buffer of the other end, or of this end
 
 
 def _nothing(*_: object) -> None:
@@ -61,7 +61,7 @@ class PipeCallbacks(Struct, frozen=True):
     over_limit: Callable[[], None] = _nothing
 
 
-_NONE: Final = PipeCallbacks(_nothing)
+_NO_CALLBACKS: Final = PipeCallbacks(_nothing)
 
 
 class Pipe:
@@ -73,35 +73,35 @@ class Pipe:
     """
 
     __slots__ = (
-        "_closing", "_ended", "_eof", "_faults", "_got", "_loop", "_lost", "_out", "_own_water", "_pauses",
-        "_reading", "_recv", "_send", "_socket", "_waiting", "_writing", "attached", "other",
+        "_closing", "_ended", "_eof", "_faults", "_loop", "_lost", "_out", "_own_high_water", "_pauses",
+        "_reading", "_received", "_recv", "_send", "_socket", "_waiting", "_writing", "attached", "other",
     )  # fmt: skip
 
     other: Pipe
 
     def __init__(
         self,
-        got: Callable[[bytes], None],
+        received: Callable[[bytes], None],
         ended: Callable[[], None],
         lost: Callable[[], None],
         faults: PipeCallbacks,
         *,
-        own_water: int = OWN_WATER,
+        own_high_water: int = OWN_HIGH_WATER,
     ) -> None:
         """Prepare; ``attach`` gives the socket.
 
         Args:
-            got: Called with the bytes that were read.
+            received: Called with the bytes that were read.
             ended: Called when the peer sends no more; this end stays open for writing until it is closed.
             lost: Called when the socket is broken.
             faults: The other notifications.
-            own_water: When this many bytes wait to be written, nothing more is read here.
+            own_high_water: When this many bytes wait to be written, nothing more is read here.
         """
-        self._got = got
+        self._received = received
         self._ended = ended
         self._lost = lost
         self._faults = faults
-        self._own_water = own_water
+        self._own_high_water = own_high_water
         self._out: deque[memoryview | bytearray] = deque()
         self._waiting = self._pauses = 0
         self._closing = self._eof = self._reading = self._writing = self.attached = False
@@ -143,7 +143,7 @@ class Pipe:
                 data = self._recv(READ_BYTES)
             except MemoryError:
                 self._faults.out_of_memory()
-                data = self._recv(LITTLE_BYTES)
+                data = self._recv(SMALL_READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -154,7 +154,7 @@ class Pipe:
             return
         try:
             if data:
-                self._got(data)
+                self._received(data)
                 return
             self._stop_reading()
             self._ended()
@@ -166,13 +166,13 @@ class Pipe:
             self._reading = False
             self._watch()
 
-    def pause(self, reason: int = _OTHER) -> None:
+    def pause(self, reason: int = _OTHER_END_FULL) -> None:
         """Stop reading until ``resume`` is called with the same reason."""
         paused, self._pauses = self._pauses, self._pauses | reason
         if not paused and self.attached and self._reading:
             self._watch()
 
-    def resume(self, reason: int = _OTHER) -> None:
+    def resume(self, reason: int = _OTHER_END_FULL) -> None:
         """Read again, unless there is another reason not to."""
         if self._pauses & reason:
             self._pauses &= ~reason
@@ -205,8 +205,8 @@ class Pipe:
             self._append(data)
         if self._waiting > HIGH_WATER:
             self.other.pause()
-            if self._waiting > self._own_water:
-                self.pause(_OWN)
+            if self._waiting > self._own_high_water:
+                self.pause(_THIS_END_FULL)
             self._faults.over_limit()
 
     def _append(self, data: bytes | memoryview) -> None:
@@ -225,14 +225,14 @@ class Pipe:
             self._write_out()
             if self._waiting <= LOW_WATER:
                 self.other.resume()
-                self.resume(_OWN)
+                self.resume(_THIS_END_FULL)
             if not self._out and self.attached:
                 self._writing = False
                 self._watch()
                 if self._closing:
                     self._finish()
                 elif self._eof:
-                    self._shut()
+                    self._shut_down_writing()
         except OSError:
             self._lost()
             if self._closing:  # the pending bytes cannot be written any more, and epoll would report it again
@@ -263,9 +263,9 @@ class Pipe:
         if self.attached and not self._eof:
             self._eof = True
             if not self._out:
-                self._shut()
+                self._shut_down_writing()
 
-    def _shut(self) -> None:
+    def _shut_down_writing(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
@@ -296,8 +296,8 @@ class Pipe:
         with contextlib.suppress(OSError):
             self._socket.close()
         # The link and the pipe refer to each other; without this cycle both are freed at once.
-        self._got = self._ended = self._lost = _nothing
-        self._faults = _NONE
+        self._received = self._ended = self._lost = _nothing
+        self._faults = _NO_CALLBACKS
         del self.other
 
 

@@ -23,17 +23,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVarTuple
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
-_Called = Callable[[], None]
+_Callback = Callable[[], None]
 _Args = TypeVarTuple("_Args")
 _MOST_EVENTS: Final = 64
-_READY = list[tuple[selectors.SelectorKey, int]]
+_ReadyEvents = list[tuple[selectors.SelectorKey, int]]
 
 
 class _RelaySelector(selectors.BaseSelector):
     """Calls the functions of watched sockets; returns events of other file descriptors to asyncio.
 
     Attributes:
-        called: For each watched socket the functions to call when it can be read, and when it can be written.
+        callbacks: For each watched socket the functions to call when it can be read, and when it can be
+            written.
         has_work: Whether asyncio has got callbacks or timers since the wait began.
     """
 
@@ -44,28 +45,28 @@ class _RelaySelector(selectors.BaseSelector):
             report: Takes the exception of a function, in asyncio's form.
         """
         self._report = report
-        self._others = selectors.EpollSelector()
+        self._asyncio_selector = selectors.EpollSelector()
         self._epoll = epoll()
-        self._epoll.register(self._others.fileno(), EPOLLIN)
-        self.called: dict[int, tuple[_Called | None, _Called | None]] = {}
+        self._epoll.register(self._asyncio_selector.fileno(), EPOLLIN)
+        self.callbacks: dict[int, tuple[_Callback | None, _Callback | None]] = {}
         self.has_work = False
 
-    def watch(self, fd: int, readable: _Called | None, writable: _Called | None) -> None:
+    def watch(self, fd: int, readable: _Callback | None, writable: _Callback | None) -> None:
         """See ``RelayLoop.watch``."""
         events = (EPOLLIN if readable is not None else 0) | (EPOLLOUT if writable is not None else 0)
         if not events:  # otherwise the kernel would still report an error or the end, repeatedly
-            if self.called.pop(fd, None) is not None:
+            if self.callbacks.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
-        elif fd in self.called:
+        elif fd in self.callbacks:
             self._epoll.modify(fd, events)
-            self.called[fd] = readable, writable
+            self.callbacks[fd] = readable, writable
         else:
             self._epoll.register(fd, events)
-            self.called[fd] = readable, writable
+            self.callbacks[fd] = readable, writable
 
-    def select(self, timeout: float | None = None) -> _READY:
+    def select(self, timeout: float | None = None) -> _ReadyEvents:
         """Wait for events for asyncio; call the functions of watched sockets while waiting."""
-        called, poll = self.called, self._epoll.poll
+        callbacks, poll = self.callbacks, self._epoll.poll
         end = None if timeout is None else time.monotonic() + timeout
         self.has_work = False
         while True:
@@ -76,20 +77,20 @@ class _RelaySelector(selectors.BaseSelector):
             others = False
             for fd, event in events:
                 # A function may have ended the watch of a later socket.
-                functions = called.get(fd)
+                functions = callbacks.get(fd)
                 if functions is None:
-                    others |= fd == self._others.fileno()
+                    others |= fd == self._asyncio_selector.fileno()
                     continue
                 readable, writable = functions
                 try:
                     if readable is not None and writable is None:
                         readable()
                     else:
-                        self._both(fd, event)
+                        self._call_both(fd, event)
                 except Exception as error:  # noqa: BLE001  as asyncio does: the loop continues
                     self._report({"message": "a watched socket's function failed", "exception": error})
             if others:
-                return self._others.select(0)
+                return self._asyncio_selector.select(0)
             if self.has_work or not events:
                 return []
             if end is not None:
@@ -97,46 +98,46 @@ class _RelaySelector(selectors.BaseSelector):
                 if timeout <= 0:
                     return []
 
-    def _both(self, fd: int, event: int) -> None:
+    def _call_both(self, fd: int, event: int) -> None:
         """Call both functions of a socket; the first one may have ended its watch."""
-        readable = self.called[fd][0]
+        readable = self.callbacks[fd][0]
         if readable is not None and event & ~EPOLLOUT:
             readable()
-        writable = self.called.get(fd, (None, None))[1]
+        writable = self.callbacks.get(fd, (None, None))[1]
         if writable is not None and event & ~EPOLLIN:
             writable()
 
     def register(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
         """Add a file descriptor of asyncio's."""
-        return self._others.register(fileobj, events, data)
+        return self._asyncio_selector.register(fileobj, events, data)
 
     def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
         """Remove a file descriptor of asyncio's."""
-        return self._others.unregister(fileobj)
+        return self._asyncio_selector.unregister(fileobj)
 
     def modify(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
         """Change the events of a file descriptor of asyncio's."""
-        return self._others.modify(fileobj, events, data)
+        return self._asyncio_selector.modify(fileobj, events, data)
 
     def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
         """Return asyncio's file descriptors."""
-        return self._others.get_map()
+        return self._asyncio_selector.get_map()
 
     def close(self) -> None:
         """Close both selectors."""
-        self.called.clear()
+        self.callbacks.clear()
         self._epoll.close()
-        self._others.close()
+        self._asyncio_selector.close()
 
 
 class RelayLoop(asyncio.SelectorEventLoop):
     """The loop of the daemon."""
 
     def __init__(self) -> None:
-        self._relayed = _RelaySelector(self.call_exception_handler)
-        super().__init__(self._relayed)
+        self._relay_selector = _RelaySelector(self.call_exception_handler)
+        super().__init__(self._relay_selector)
 
-    def watch(self, fd: int, readable: _Called | None, writable: _Called | None) -> None:
+    def watch(self, fd: int, readable: _Callback | None, writable: _Callback | None) -> None:
         """Register functions to call from now on, instead of the previous ones.
 
         Their exceptions go to the loop's exception handler; the socket is still watched.
@@ -146,7 +147,7 @@ class RelayLoop(asyncio.SelectorEventLoop):
             readable: Called while the socket can be read; None for no function.
             writable: Called while the socket can be written; None for no function.
         """
-        self._relayed.watch(fd, readable, writable)
+        self._relay_selector.watch(fd, readable, writable)
 
     # Callbacks and timers from this thread; those from other threads arrive through asyncio's own pipe.
 
@@ -157,7 +158,7 @@ class RelayLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.Handle:
         """Call a function in the next turn."""
-        self._relayed.has_work = True
+        self._relay_selector.has_work = True
         return super().call_soon(callback, *args, context=context)
 
     def call_at(
@@ -168,10 +169,10 @@ class RelayLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Call a function at a time."""
-        self._relayed.has_work = True
+        self._relay_selector.has_work = True
         return super().call_at(when, callback, *args, context=context)
 
     def stop(self) -> None:
         """Stop after this turn."""
-        self._relayed.has_work = True
+        self._relay_selector.has_work = True
         super().stop()

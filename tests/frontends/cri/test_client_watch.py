@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from proxy.frontends.cri.client_watch import AFTER_S, LIKELY, NO_CLIENT, ClientWatch
+from proxy.frontends.cri.client_watch import LIKELY_CAUSE, NO_CLIENT, REPORT_AFTER_S, ClientWatch
 from tests.testkit.captured_log import telemetry
 
 
@@ -39,18 +39,18 @@ class Watched:
 
 def test_a_minute_without_a_client_is_a_problem_with_the_likely_cause() -> None:
     w = Watched()
-    assert w.after(0) == w.after(AFTER_S - 1) == []
+    assert w.after(0) == w.after(REPORT_AFTER_S - 1) == []
     (problem,) = w.after(1)
     assert problem.startswith(NO_CLIENT)
     assert "kubeadm-flags.env" in problem
-    assert LIKELY in problem
+    assert LIKELY_CAUSE in problem
     assert len(w.after(100)) == 1
     assert len(w.reported) == 1, "it is logged once"
     w.acceptor.connections = 1
     assert w.after(5) == []
     assert w.reported[1].startswith("resolved")
     w.acceptor.connections = 0
-    assert w.after(5) == w.after(AFTER_S - 1) == []
+    assert w.after(5) == w.after(REPORT_AFTER_S - 1) == []
     assert len(w.after(1)) == 1
 
 
@@ -58,7 +58,7 @@ def test_the_files_that_lead_kubelet_elsewhere_are_named() -> None:
     w = Watched()
     w.others = [(Path("/k/kubeadm-flags.env"), "unix:///run/containerd/containerd.sock")]
     w.after(0)
-    (problem,) = w.after(AFTER_S)
+    (problem,) = w.after(REPORT_AFTER_S)
     assert "/k/kubeadm-flags.env names unix:///run/containerd/containerd.sock" in problem
 
 
@@ -66,16 +66,16 @@ def test_a_client_that_connects_while_the_files_are_read_is_no_problem() -> None
     w = Watched()
     w.watch = ClientWatch(w.acceptor, w.telemetry, lambda: 1, w.connecting, lambda: w.now)
     w.after(0)
-    assert w.after(AFTER_S) == []
+    assert w.after(REPORT_AFTER_S) == []
     assert w.reported == []
     w.acceptor.connections = 0
-    assert w.after(5) == w.after(AFTER_S - 1) == []
+    assert w.after(5) == w.after(REPORT_AFTER_S - 1) == []
 
 
 def test_a_node_without_pods_needs_no_client() -> None:
     w = Watched()
     w.pods = 0
-    assert w.after(0) == w.after(10 * AFTER_S) == []
+    assert w.after(0) == w.after(10 * REPORT_AFTER_S) == []
     w.pods = 1
-    assert w.after(1) == w.after(AFTER_S - 1) == []
+    assert w.after(1) == w.after(REPORT_AFTER_S - 1) == []
     assert len(w.after(1)) == 1
