@@ -165,13 +165,15 @@ class Requests(Direction):
 
     Attributes:
         tracker: The request header table.
-        last: The highest stream that the client has opened.
+        last_stream: The highest stream that the client has opened.
         saw_goaway: The client has seen our GOAWAY: it opens no more streams.
         announced: For each SETTINGS of the client that is not yet acknowledged, the header table size in it
             or None.
     """
 
-    __slots__ = ("_client_settings", "_intercepts", "announced", "last", "saw_goaway", "streams", "tracker")
+    __slots__ = (
+        "_client_settings", "_intercepts", "announced", "last_stream", "saw_goaway", "streams", "tracker",
+    )  # fmt: skip
 
     streams: Streams
     _client_settings: Callable[[int, int], None]
@@ -179,7 +181,7 @@ class Requests(Direction):
     def __init__(self, intercepts: Callable[[str], bool]) -> None:
         super().__init__(frames.PREFACE)
         self._intercepts = intercepts
-        self.last = 0
+        self.last_stream = 0
         self.saw_goaway = False
         self.tracker = HpackTracker(b":path", {4: "/", 5: "/index.html"})
         self.announced: deque[int | None] = deque()
@@ -200,10 +202,10 @@ class Requests(Direction):
         flow = streams.flow
         if stream in streams.tracked or stream in streams.dead or stream in flow.queue or not stream:
             return False
-        if length > flow.server or length > flow.client:
+        if length > flow.server_window or length > flow.client_window:
             return False
-        flow.client -= length
-        flow.server -= length
+        flow.client_window -= length
+        flow.server_window -= length
         return True
 
     def on_data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
@@ -256,15 +258,15 @@ class Requests(Direction):
     def on_block(self, flags: int, stream: int, block: bytes) -> None:
         """Begin to track the stream of an intercepted method."""
         path = self.tracker.feed(block)
-        if stream <= self.last:
+        if stream <= self.last_stream:
             return
-        self.last = stream
+        self.last_stream = stream
         streams = self.streams
-        if stream > streams.goaway:
+        if stream > streams.last_accepted:
             streams.mark_dead(stream, ENDED)
             return
-        streams.open.add(stream)
-        if len(streams.open) > MOST_STREAMS:
+        streams.open_ids.add(stream)
+        if len(streams.open_ids) > MOST_STREAMS:
             raise RelayError(
                 f"cannot relay more streams: {MOST_STREAMS} are open on this connection", ENHANCE_YOUR_CALM
             )
@@ -272,7 +274,7 @@ class Requests(Direction):
             if flags & frames.END_STREAM:
                 streams.handler.anomaly(path, RequestAnomaly.EMPTY)
             else:
-                streams.tracked[stream] = Stream(stream, path, streams.flow.initial)
+                streams.tracked[stream] = Stream(stream, path, streams.flow.initial_window)
 
     def on_promise(self) -> None:
         """Clients do not push."""
@@ -285,7 +287,7 @@ class Requests(Direction):
     def on_reset(self, stream: int) -> int:
         """The client has reset a stream."""
         streams = self.streams
-        streams.open.discard(stream)
+        streams.open_ids.discard(stream)
         tracked = streams.tracked.get(stream)
         if tracked is not None:
             streams.forget(tracked, None)
@@ -304,7 +306,7 @@ class Requests(Direction):
             self.streams.resize_windows(flow.on_settings_ack())
             return PASS
         sizes = [value for key, value in pairs if key == frames.HEADER_TABLE_SIZE]
-        if len(self.announced) >= frames.UNACKNOWLEDGED:
+        if len(self.announced) >= frames.MOST_UNACKNOWLEDGED:
             raise RelayError("cannot keep SETTINGS: too many are not acknowledged")
         self.announced.append(sizes[-1] if sizes else None)
         for key, value in pairs:
@@ -321,7 +323,7 @@ class Requests(Direction):
 
     def on_ping(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         """Take the answer to the PING that followed our GOAWAY."""
-        if flags & frames.ACK and data[start:end] == frames.BEHIND_GOAWAY:
+        if flags & frames.ACK and data[start:end] == frames.GOAWAY_PING:
             self.saw_goaway = True
             return DROP
         return PASS
@@ -371,7 +373,7 @@ class Responses(Direction):
         if key == frames.HEADER_TABLE_SIZE:
             self.tracker.allow(value)
         elif key == frames.MAX_FRAME_SIZE:
-            self.largest = max(self.largest, value)
+            self.largest_frame = max(self.largest_frame, value)
 
     def resize(self) -> int | None:
         """The table size that the next header block must announce, or None (RFC 7541, 4.2)."""
@@ -383,7 +385,7 @@ class Responses(Direction):
         if stream in streams.tracked or stream in streams.dead:
             return False
         if flags & frames.END_STREAM:
-            streams.open.discard(stream)
+            streams.open_ids.discard(stream)
         return True
 
     def on_data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
@@ -421,7 +423,7 @@ class Responses(Direction):
             self.streams.server_ended(stream, _status(self.tracker.feed(block)), reset=False)
         else:
             self.tracker.skip_block(block)
-            self.streams.open.discard(stream)
+            self.streams.open_ids.discard(stream)
 
     def on_promise(self) -> None:
         """Do nothing: a push that the client allowed concerns only the client and the runtime."""
@@ -470,7 +472,7 @@ class Responses(Direction):
             if key == frames.HEADER_TABLE_SIZE:
                 self._requests.tracker.allow(value)
             elif key == frames.MAX_FRAME_SIZE:
-                self._requests.largest = max(self._requests.largest, value)
+                self._requests.largest_frame = max(self._requests.largest_frame, value)
         self.streams.resize_windows(self.streams.flow.on_server_settings(pairs))
         return PASS
 

@@ -4,18 +4,21 @@ Theory. While the body of a request is held, the runtime sees none of it and gra
 grant window to the client itself; later it sends a body, perhaps of another length, out of a window that only
 the runtime grants. So for the request direction the proxy keeps the connection-level windows of both sides:
 
-* ``client``: bytes that the client may still send us = 65,535 + all that we granted - all DATA that came;
-* ``server``: bytes that we may still send the runtime = 65,535 + all that it granted - all DATA that left.
+* ``client_window``: bytes that the client may still send us = 65,535 + all that we granted - all DATA that
+  came;
+* ``server_window``: bytes that we may still send the runtime = 65,535 + all that it granted - all DATA that
+  left.
 
-One rule keeps all streams moving: *when ``server`` is above ``client``, grant the difference.* The following
-cases are error-prone, but the rule covers them without further state:
+One rule keeps all streams moving: *when ``server_window`` is above ``client_window``, grant the difference.*
+The following cases are error-prone, but the rule covers them without further state:
 
-* DATA that is held is granted back, because ``server`` did not change. It is granted when the client has less
-  than half of the 65,535 bytes left, regardless of the streams on which it spent them (with a threshold for
-  each stream, many held streams could starve each other). It is not granted earlier: most bodies leave again
-  at once, and a frame to the client for each of them would cost more than the rest of the relay;
-* a body that is sent makes ``server`` fall below ``client``. The runtime's next updates repay that debt
-  before anything is granted; there is no debt while the body is still held;
+* DATA that is held is granted back, because ``server_window`` did not change. It is granted when the client
+  has less than half of the 65,535 bytes left, regardless of the streams on which it spent them (with a
+  threshold for each stream, many held streams could starve each other). It is not granted earlier: most
+  bodies leave again at once, and a frame to the client for each of them would cost more than the rest of the
+  relay;
+* a body that is sent makes ``server_window`` fall below ``client_window``. The runtime's next updates repay
+  that debt before anything is granted; there is no debt while the body is still held;
 * a body that is rewritten, refused, reset or cancelled needs no correction: only bytes that left were
   counted;
 * DATA that only passes lowers both windows, and the runtime's update for it passes unchanged.
@@ -137,29 +140,29 @@ class FlowControl:
     """Windows, credits and the queue of one connection.
 
     Attributes:
-        client, server: The two connection-level windows of the request direction.
+        client_window, server_window: The two connection-level windows of the request direction.
         ahead: The window that the client may have beyond the runtime's.
         waiting: Bytes of passing streams in the queue.
-        initial: The runtime's SETTINGS_INITIAL_WINDOW_SIZE that may be used now.
-        largest: The runtime's SETTINGS_MAX_FRAME_SIZE that may be used now.
+        initial_window: The runtime's SETTINGS_INITIAL_WINDOW_SIZE that may be used now.
+        largest_frame: The runtime's SETTINGS_MAX_FRAME_SIZE that may be used now.
         credits: The window to grant to the client, by stream.
         queue: The bytes that wait to be sent, by stream, in order.
         held_acks: Acknowledgements of the client that wait behind DATA in the queue.
     """
 
     __slots__ = (
-        "_limits", "ahead", "client", "credits", "held_acks", "initial", "largest", "queue", "server",
-        "waiting",
+        "_limits", "ahead", "client_window", "credits", "held_acks", "initial_window", "largest_frame",
+        "queue", "server_window", "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.client = frames.DEFAULT_WINDOW
-        self.server = frames.DEFAULT_WINDOW
+        self.client_window = frames.DEFAULT_WINDOW
+        self.server_window = frames.DEFAULT_WINDOW
         self.ahead = self.waiting = 0
-        self.initial = frames.DEFAULT_WINDOW
-        self.largest = frames.DEFAULT_FRAME
+        self.initial_window = frames.DEFAULT_WINDOW
+        self.largest_frame = frames.DEFAULT_FRAME
         # The limits in effect, then those that each SETTINGS without an acknowledgement will set.
-        self._limits: deque[_Limits] = deque([(self.initial, self.largest, DEFAULT_TABLE_SIZE)])
+        self._limits: deque[_Limits] = deque([(self.initial_window, self.largest_frame, DEFAULT_TABLE_SIZE)])
         self.held_acks = 0
         self.credits: dict[int, int] = {}
         self.queue: dict[int, Outgoing] = {}
@@ -170,8 +173,8 @@ class FlowControl:
         Raises:
             RelayError: The client sent more than it was granted.
         """
-        self.client -= length
-        if self.client < 0:
+        self.client_window -= length
+        if self.client_window < 0:
             raise RelayError("cannot take DATA: the client exceeded the connection's flow-control window")
 
     def credit(self, stream: int, length: int) -> None:
@@ -181,7 +184,7 @@ class FlowControl:
 
     def grant_ahead(self, size: int) -> int:
         """Let the client send a message of ``size`` bytes at once; return the window for its stream."""
-        if size <= self.initial or max(limits[0] for limits in self._limits) > _WIDE_WINDOW:
+        if size <= self.initial_window or max(limits[0] for limits in self._limits) > _WIDE_WINDOW:
             return 0
         self.ahead = AHEAD_BYTES
         return min(size, STREAM_AHEAD_BYTES)
@@ -190,23 +193,23 @@ class FlowControl:
         """Record that the runtime's update continues to the client, if exactly that much can be granted."""
         if self._grantable() != increment:
             return False
-        self.client += increment
+        self.client_window += increment
         return True
 
     def take_due_grant(self) -> int:
         """Record and return the window to grant before the client runs out of it; 0 for none."""
-        return self.take_grant() if self.client < _LOW_WINDOW + self.ahead // 2 else 0
+        return self.take_grant() if self.client_window < _LOW_WINDOW + self.ahead // 2 else 0
 
     def take_grant(self) -> int:
         """Record and return the window that the client can be granted on the connection; 0 for none."""
         extra = self._grantable()
         if extra <= 0:
             return 0
-        self.client += extra
+        self.client_window += extra
         return extra
 
     def _grantable(self) -> int:
-        return min(self.server + self.ahead, frames.LARGEST_WINDOW) - self.waiting - self.client
+        return min(self.server_window + self.ahead, frames.LARGEST_WINDOW) - self.waiting - self.client_window
 
     def on_server_window(self, increment: int) -> None:
         """Record a connection-level update of the runtime.
@@ -214,8 +217,8 @@ class FlowControl:
         Raises:
             RelayError: The window is above 2^31 - 1.
         """
-        self.server += increment
-        if self.server > frames.LARGEST_WINDOW:
+        self.server_window += increment
+        if self.server_window > frames.LARGEST_WINDOW:
             raise RelayError("cannot widen the connection's window: it is above 2^31 - 1")
 
     def on_server_settings(self, pairs: list[tuple[int, int]]) -> int:
@@ -232,7 +235,7 @@ class FlowControl:
                 largest = value
             elif key == frames.HEADER_TABLE_SIZE:
                 table = value
-        if len(self._limits) > frames.UNACKNOWLEDGED:
+        if len(self._limits) > frames.MOST_UNACKNOWLEDGED:
             raise RelayError("cannot keep SETTINGS: too many are not acknowledged")
         self._limits.append((initial, largest, table))
         return self._apply_limits()
@@ -252,10 +255,10 @@ class FlowControl:
         return self._apply_limits()
 
     def _apply_limits(self) -> int:
-        before = self.initial
-        self.initial = min(initial for initial, _, _ in self._limits)
-        self.largest = min(largest for _, largest, _ in self._limits)
-        return self.initial - before
+        before = self.initial_window
+        self.initial_window = min(initial for initial, _, _ in self._limits)
+        self.largest_frame = min(largest for _, largest, _ in self._limits)
+        return self.initial_window - before
 
     def enqueue(self, item: Outgoing) -> None:
         """Put a stream at the end of the queue, if it is not in it."""
@@ -278,10 +281,10 @@ class FlowControl:
         done: list[int] = []
         for item in self.queue.values():
             while True:
-                count = min(item.remaining, self.largest, self.server, item.window)
+                count = min(item.remaining, self.largest_frame, self.server_window, item.window)
                 if count <= 0 < item.remaining:
                     break
-                self.server -= count
+                self.server_window -= count
                 item.window -= count
                 piece = item.take(count)
                 if item.passing:
@@ -295,7 +298,7 @@ class FlowControl:
                     item.sent = last
                     done.append(item.id)
                     break
-            if self.server <= 0:
+            if self.server_window <= 0:
                 break
         for stream in done:
             del self.queue[stream]

@@ -55,14 +55,14 @@ MAX_FRAME_SIZE: Final = 5
 NO_ERROR: Final = 0
 CANCEL: Final = 8
 
-BEHIND_GOAWAY: Final = b"topo-end"
+GOAWAY_PING: Final = b"topo-end"
 """Content of the PING that follows a GOAWAY of the relay."""
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DEFAULT_WINDOW: Final = 65_535
 DEFAULT_FRAME: Final = 16_384
 LARGEST_FRAME: Final = (1 << 24) - 1
 LARGEST_WINDOW: Final = (1 << 31) - 1
-UNACKNOWLEDGED: Final = 1024  # SETTINGS without acknowledgement, after which a peer is disconnected
+MOST_UNACKNOWLEDGED: Final = 1024  # SETTINGS without acknowledgement, after which a peer is disconnected
 STREAM_ID: Final = 0x7FFF_FFFF
 
 HEAD: Final = Struct(">IBI")  # length << 8 | type, flags, stream
@@ -222,7 +222,7 @@ class FrameReader(ABC):
             stream, data, and the positions where the payload begins and ends; it returns PASS, DROP or
             PASS_AFTER_OWN_FRAMES.
         begun: The sender's SETTINGS have passed, which must be the first frame of a direction.
-        largest: The longest frame that the receiver allows.
+        largest_frame: The longest frame that the receiver allows.
     """
 
     __slots__ = (
@@ -238,7 +238,7 @@ class FrameReader(ABC):
         "_rest",
         "begun",
         "handlers",
-        "largest",
+        "largest_frame",
         "out",
     )  # fmt: skip
 
@@ -252,7 +252,7 @@ class FrameReader(ABC):
         self.handlers: dict[int, Callable[[int, int, bytes, int, int], int]] = {}
         self._preface = greeting
         self.begun = False
-        self.largest = DEFAULT_FRAME
+        self.largest_frame = DEFAULT_FRAME
         self._busy = False
         self._deferred: list[bytes | memoryview] = []
         self._passing = 0  # bytes of a passing DATA frame that are still to come
@@ -341,10 +341,10 @@ class FrameReader(ABC):
             stream &= STREAM_ID
             end = pos + _HEAD + (word >> 8)
             kind = word & 0xFF
-            if word >> 8 > self.largest or (self._block is not None and kind != CONTINUATION):
+            if word >> 8 > self.largest_frame or (self._block is not None and kind != CONTINUATION):
                 raise RelayError(
                     f"cannot read a frame: type {kind} with {word >> 8} bytes may not stand here "
-                    f"(at most {self.largest} bytes, and an open header goes first)"
+                    f"(at most {self.largest_frame} bytes, and an open header goes first)"
                 )
             if kind == DATA and passes(flags, stream, word >> 8):
                 if end > size:
@@ -363,13 +363,13 @@ class FrameReader(ABC):
             elif kind in handlers:
                 verdict = handlers[kind](flags, stream, data, pos + _HEAD, end)
             if verdict != PASS:
-                mark = self._part(verdict, data, mark, pos, end)
+                mark = self._split_at(verdict, data, mark, pos, end)
             pos = end
             if self._deferred and self.begun and self._block is None:
                 mark = self._flush(data, mark, pos)
         return mark, pos
 
-    def _part(self, verdict: int, data: bytes, mark: int, pos: int, end: int) -> int:
+    def _split_at(self, verdict: int, data: bytes, mark: int, pos: int, end: int) -> int:
         """Send the bytes before a frame that does not simply pass; return where the next stretch begins."""
         if pos > mark:
             self.out.append(data[mark:pos])

@@ -61,12 +61,12 @@ class Session:
     @property
     def open_streams(self) -> int:
         """How many streams are open, intercepted or not."""
-        return len(self._streams.open)
+        return len(self._streams.open_ids)
 
     @property
-    def newest(self) -> int:
+    def newest_stream(self) -> int:
         """The id of the newest stream that the client has opened; 0 for none."""
-        return self._requests.last
+        return self._requests.last_stream
 
     @property
     def saw_goaway(self) -> bool:
@@ -123,26 +123,26 @@ class Session:
         if frames.PING not in self._requests.handlers:
             self._requests.handlers[frames.PING] = self._requests.on_ping
             # The last stream of a GOAWAY may not be above that of an earlier one (RFC 9113, 6.8).
-            last = self._streams.goaway
-            self._responses.inject(frames.goaway(last), frames.ping(frames.BEHIND_GOAWAY))
+            last = self._streams.last_accepted
+            self._responses.inject(frames.goaway(last), frames.ping(frames.GOAWAY_PING))
 
     def end_with_goaway(self, code: int, *, client: bool) -> None:
         """Send GOAWAY with the reason why the connection of one side ends; only ``lost`` may follow."""
         reader = self._responses if client else self._requests
-        last = min(self._requests.last, self._streams.goaway) if client else 0
+        last = min(self._requests.last_stream, self._streams.last_accepted) if client else 0
         reader.send_last(frames.goaway(last, code))
 
     def client_closed(self) -> None:
         """Handle the end of the client's input: unreleased calls end, others may still be answered."""
         for stream in self._streams.undecided():
             self._requests.inject(frames.rst_stream(stream.id, frames.CANCEL))
-            self._streams.open.discard(stream.id)
+            self._streams.open_ids.discard(stream.id)
             self._streams.forget(stream, None)
 
     def lost(self) -> None:
         """End every open call, after the connection to one side has ended."""
         streams = self._streams
-        streams.open.clear()
+        streams.open_ids.clear()
         for stream in list(streams.tracked.values()):
             if stream.id in streams.tracked:  # the notification of one call may have ended another
                 streams.forget(stream, None)

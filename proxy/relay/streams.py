@@ -98,12 +98,12 @@ class Streams:
     """The state that both directions of a connection share.
 
     Attributes:
-        open: Ids of all streams that are open, intercepted or not.
+        open_ids: Ids of all streams that are open, intercepted or not.
         tracked: The intercepted ones.
         dead: Ended streams that the client may still be sending on: REFUSED if we reset the stream, RESET if
             the runtime did, ENDED otherwise.
         flow: Flow control.
-        goaway: The last stream that the runtime will take.
+        last_accepted: The last stream that the runtime will take.
         held: Bytes of bodies that are held here.
         budget: The memory limit for bodies, over all connections.
     """
@@ -113,10 +113,10 @@ class Streams:
         "budget",
         "dead",
         "flow",
-        "goaway",
         "handler",
         "held",
-        "open",
+        "last_accepted",
+        "open_ids",
         "to_client",
         "to_server",
         "tracked",
@@ -142,11 +142,11 @@ class Streams:
         self.handler = handler
         self.to_client = to_client
         self.to_server = to_server
-        self.open: set[int] = set()
+        self.open_ids: set[int] = set()
         self.tracked: dict[int, Stream] = {}
         self.dead: dict[int, int] = {}
         self.flow = FlowControl()
-        self.goaway = frames.STREAM_ID
+        self.last_accepted = frames.STREAM_ID
         self.held = 0
         self.budget = budget
         budget.holders.add(self)
@@ -194,7 +194,7 @@ class Streams:
     def _take_spent(self, stream: Stream) -> int:
         """Record and return the window to grant back if the client has too little for the rest."""
         missing = stream.needs - stream.size
-        if 0 < missing <= self.flow.initial + stream.ahead - stream.spent:
+        if 0 < missing <= self.flow.initial_window + stream.ahead - stream.spent:
             return 0
         spent, stream.spent = stream.spent, 0
         return spent
@@ -239,7 +239,7 @@ class Streams:
 
     def _report_anomaly(self, stream: Stream, body: bytes) -> bytes | None:
         """Handle a body that is not one plain message; return the first message if there is one."""
-        kind = _kind(body, len(body))
+        kind = _anomaly_of(body, len(body))
         refusal = self.handler.anomaly(stream.path, kind)
         if kind is RequestAnomaly.MORE:
             end = frames.PREFIX.size + int(frames.PREFIX.unpack_from(body)[1])
@@ -320,7 +320,7 @@ class Streams:
 
     def server_ended(self, stream_id: int, status: int | None, *, reset: bool) -> None:
         """The runtime ended a stream, by its answer or by a reset."""
-        self.open.discard(stream_id)
+        self.open_ids.discard(stream_id)
         stream = self.tracked.get(stream_id)
         if stream is None:
             if reset:
@@ -344,18 +344,18 @@ class Streams:
             self._uncount(stream)
         if stream.reported:
             self.handler.finished(stream.id, status)
-        elif body and _kind(_head(body), came) not in _INCOMPLETE:
+        elif body and _anomaly_of(_head(body), came) not in _INCOMPLETE:
             self.handler.anomaly(stream.path, RequestAnomaly.UNENDED)
 
     def on_server_goaway(self, last: int) -> None:
         """The runtime takes no stream above ``last``."""
-        self.goaway = min(self.goaway, last)
+        self.last_accepted = min(self.last_accepted, last)
         for stream in [s for s in self.tracked.values() if s.id > last]:
             self.mark_dead(stream.id, ENDED)
             self.forget(stream, None)
         for stream_id in [s for s in self.flow.queue if s > last]:
             self.flow.drop(stream_id)
-        self.open = {s for s in self.open if s <= last}
+        self.open_ids = {s for s in self.open_ids if s <= last}
 
     def refuse_for_memory(self, stream: Stream, cause: str) -> None:
         """Refuse a held request because too many bytes are held."""
@@ -377,9 +377,9 @@ class Streams:
         """Send a message of ``size`` bytes as one frame, past the queue; False if it needs the queue."""
         flow = self.flow
         size += frames.PREFIX.size
-        if size > flow.largest or size > flow.server or size > stream.window:
+        if size > flow.largest_frame or size > flow.server_window or size > stream.window:
             return False
-        flow.server -= size
+        flow.server_window -= size
         stream.window -= size
         stream.phase = SENDING
         stream.sent = True
@@ -416,13 +416,13 @@ class Streams:
 
     def _refuse(self, stream: Stream, code: int, message: str) -> None:
         if stream.closing:  # the last header of the runtime's answer is on its way: ours comes too late
-            self.open.discard(stream.id)
+            self.open_ids.discard(stream.id)
             self.to_server(frames.rst_stream(stream.id, frames.CANCEL))
             self.mark_dead(stream.id, ENDED)
             self.forget(stream, None)
             return
         self.mark_dead(stream.id, REFUSED)
-        self.open.discard(stream.id)
+        self.open_ids.discard(stream.id)
         resize = self._resize()
         answer = frames.refusal(stream.id, code, message, answered=stream.answered, resize=resize)
         # The reset makes a client that still sends stop, and makes late frames of the runtime legal.
@@ -452,7 +452,7 @@ def _head(pieces: list[bytes | bytearray]) -> bytes | bytearray:
     return pieces[0] if pieces else b""
 
 
-def _kind(head: bytes | bytearray, size: int) -> RequestAnomaly:
+def _anomaly_of(head: bytes | bytearray, size: int) -> RequestAnomaly:
     """Return how a body that is not one plain message differs from that.
 
     Args:

@@ -185,7 +185,7 @@ class Hostile:
             stream = rng.choice(arriving)
         elif stream in streams.tracked and rng.random() < 0.98:
             return wires.control(rng, stream)  # DATA after the end of a stream ends the connection
-        return wires.data(rng, stream, max(0, streams.flow.client), end=rng.random() < 0.4)
+        return wires.data(rng, stream, max(0, streams.flow.client_window), end=rng.random() < 0.4)
 
     def guarded(self, number: int, work: Any) -> None:
         try:
@@ -205,10 +205,10 @@ class Hostile:
     def check(self, number: int) -> None:
         session = self.sessions[number]
         streams = session._streams
-        books = streams.flow
-        assert books.client >= 0
-        assert books.server >= 0
-        assert books.waiting >= 0
+        flow = streams.flow
+        assert flow.client_window >= 0
+        assert flow.server_window >= 0
+        assert flow.waiting >= 0
         sizes = [stream.size for stream in streams.tracked.values()]
         assert min(sizes, default=0) >= 0
         assert streams.held == sum(sizes)
@@ -217,7 +217,7 @@ class Hostile:
         assert self.budget.total <= ROOM + grown  # decisions make bodies longer
         kept = sum(len(w._rest) + len(w._block or b"") for w in (session._requests, session._responses))
         assert kept <= self.came[number]
-        for item in books.queue.values():
+        for item in flow.queue.values():
             assert len(item.chunks) <= 3 + item.remaining // 1024
         for _ in range(2):
             session.to_client(), session.to_server()

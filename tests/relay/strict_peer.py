@@ -453,8 +453,8 @@ class Net:
     def check_whole(self):
         """Check that the connection's windows are complete: used window was returned to both ends."""
         flow = self.session._streams.flow
-        assert flow.client == self.client.send, "the flow and the client disagree"
-        assert flow.server == self.server.recv, "the flow and the runtime disagree"
+        assert flow.client_window == self.client.send, "the flow and the client disagree"
+        assert flow.server_window == self.server.recv, "the flow and the runtime disagree"
         assert not flow.queue
         assert not flow.waiting
         assert self.session._streams.held == 0

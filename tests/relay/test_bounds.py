@@ -75,7 +75,7 @@ def test_the_limits_are_those_of_the_architecture_page():
 def test_a_header_block_above_the_limit_is_not_decoded(monkeypatch, client, how):
     session, _ = begun()
     reader = session._requests if client else session._responses
-    reader.largest = 1 << 24
+    reader.largest_frame = 1 << 24
     feed = session.from_client if client else session.from_server
     monkeypatch.setattr("proxy.relay.headers.HpackTracker.feed", lambda *_: pytest.fail("it was decoded"))
     block = bytes(LARGEST_BLOCK + 1)
@@ -92,7 +92,7 @@ def test_a_header_block_above_the_limit_is_not_decoded(monkeypatch, client, how)
 
 def test_a_body_may_be_longer_than_a_header_block():
     session, owner = begun()
-    session._requests.largest = 1 << 24
+    session._requests.largest_frame = 1 << 24
     session.from_client(opened(1))
     data = frame(DATA, 1, 1, grpc(bytes(LARGEST_BLOCK + 1)))
     session.from_client(data[:11])
@@ -105,7 +105,7 @@ def test_a_header_block_of_just_the_limit_passes():
     size = LARGEST_BLOCK - (3 + 4 + len(number(LARGEST_BLOCK - 10)))
     block = b"\x83\x86\x84\x00\x01x\x7f" + number(size) + bytes(size)
     assert len(block) == LARGEST_BLOCK
-    session._requests.largest = 1 << 24
+    session._requests.largest_frame = 1 << 24
     data = frame(HEADERS, 5, 1, block)
     session.from_client(data)
     assert b"".join(session.to_server()) == data
@@ -265,7 +265,7 @@ def test_an_incomplete_header_or_frame_costs_as_many_bytes_as_have_arrived(clien
     session, _ = begun()
     feed = session.from_client if client else session.from_server
     reader = session._requests if client else session._responses
-    reader.largest = 1 << 20
+    reader.largest_frame = 1 << 20
     piece = frame(CONTINUATION, 0, 1, b"xy")
 
     def block():

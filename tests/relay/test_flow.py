@@ -25,8 +25,8 @@ def test_bodies_leave_in_frames_that_the_runtime_allows():
     flow = FlowControl()
     flow.enqueue(item(1, 40_000))
     assert sent(flow) == [(1, 0, 16384), (1, 0, 16384), (1, 1, 7232)]
-    assert flow.server == 65535 - 40_000
-    flow.largest = 20_000
+    assert flow.server_window == 65535 - 40_000
+    flow.largest_frame = 20_000
     flow.enqueue(item(3, 20_001))
     assert sent(flow) == [(3, 0, 20_000), (3, 1, 1)]
 
@@ -45,7 +45,7 @@ def test_a_stream_without_window_does_not_stop_others():
 
 def test_an_exhausted_connection_window_stops_all_streams():
     flow = FlowControl()
-    flow.server = 10
+    flow.server_window = 10
     flow.enqueue(item(1, 100))
     flow.enqueue(item(3, 100))
     assert sent(flow) == [(1, 0, 10)]
@@ -56,11 +56,11 @@ def test_an_exhausted_connection_window_stops_all_streams():
 
 def test_the_last_byte_of_the_connection_window_is_used():
     flow = FlowControl()
-    flow.server = 101
+    flow.server_window = 101
     flow.enqueue(item(1, 100))
     flow.enqueue(item(3, 100))
     assert sent(flow) == [(1, 1, 100), (3, 0, 1)]
-    assert flow.server == 0
+    assert flow.server_window == 0
 
 
 def test_a_negative_stream_window_waits_until_it_is_positive():
@@ -83,7 +83,7 @@ def test_held_data_is_granted_back_when_half_of_the_window_is_gone():
     assert flow.take_due_grant() == 0
     flow.add_received(1)
     assert flow.take_due_grant() == 32_768
-    assert flow.client == 65535
+    assert flow.client_window == 65535
 
 
 def test_a_long_message_is_granted_at_once_and_the_connection_is_widened_once():
@@ -94,7 +94,7 @@ def test_a_long_message_is_granted_at_once_and_the_connection_is_widened_once():
     assert flow.take_due_grant() == AHEAD_BYTES, "the client has less than half of it"
     assert flow.grant_ahead(16 << 20) == STREAM_AHEAD_BYTES
     assert flow.take_grant() == 0
-    assert flow.client == flow.server + AHEAD_BYTES
+    assert flow.client_window == flow.server_window + AHEAD_BYTES
     flow.add_received(32_767 + AHEAD_BYTES // 2)
     assert flow.take_due_grant() == 0, "it has half of it"
     flow.add_received(1)
@@ -106,9 +106,9 @@ def test_no_window_is_widened_beyond_what_the_protocol_allows():
     flow.on_server_settings([(INITIAL_WINDOW_SIZE, LARGEST_WINDOW)])
     assert flow.grant_ahead(205_005) == 0, "the runtime may have announced more than is acknowledged"
     flow.ahead = AHEAD_BYTES
-    flow.on_server_window(LARGEST_WINDOW - flow.server)
+    flow.on_server_window(LARGEST_WINDOW - flow.server_window)
     flow.take_grant()
-    assert flow.client == LARGEST_WINDOW
+    assert flow.client_window == LARGEST_WINDOW
 
 
 def test_a_sent_body_is_a_debt_that_updates_repay():
@@ -122,12 +122,12 @@ def test_a_sent_body_is_a_debt_that_updates_repay():
     flow.add_received(20_000)
     flow.on_server_window(10_010)
     assert flow.take_grant() == 20_000
-    assert flow.client == flow.server == 65535
+    assert flow.client_window == flow.server_window == 65535
 
 
 def test_waiting_data_of_passing_streams_is_not_granted_back():
     flow = FlowControl()
-    flow.server = 0
+    flow.server_window = 0
     flow.add_received(40_000)
     flow.waiting = 40_000
     flow.enqueue(item(1, 40_000, passing=True, end=False))

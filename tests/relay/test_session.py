@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from proxy.relay.events import RelayError, RequestAnomaly
-from proxy.relay.frames import ACK, BEHIND_GOAWAY
+from proxy.relay.frames import ACK, GOAWAY_PING
 from proxy.relay.session import Session
 from tests.relay.strict_peer import (
     CREATE,
@@ -827,7 +827,7 @@ def test_goaway_of_the_session_waits_for_the_runtimes_settings():
     session.goaway()
     assert frames(b"".join(session.to_client()))[1:] == [
         (GOAWAY, 0, 0, struct.pack(">II", (1 << 31) - 1, 0)),
-        (PING, 0, 0, BEHIND_GOAWAY),
+        (PING, 0, 0, GOAWAY_PING),
     ]
 
 
@@ -887,7 +887,7 @@ def test_a_ping_of_the_client_with_the_sessions_content_passes():
     """The client has not seen the GOAWAY yet: its ping is not an answer, and must be answered."""
     net = started()
     net.session.goaway()
-    ping = frame(PING, 0, 0, BEHIND_GOAWAY)
+    ping = frame(PING, 0, 0, GOAWAY_PING)
     net.session.from_client(ping)
     assert b"".join(net.session.to_server()) == ping
     assert not net.session.saw_goaway

@@ -309,11 +309,11 @@ def test_of_several_settings_under_way_the_smallest_holds():
     flow = FlowControl()
     assert flow.on_server_settings([(4, 100_000), (5, 50_000), (5, 60_000)]) == 0
     assert flow.on_server_settings([(4, 1000)]) == -64_535
-    assert flow.largest == 16_384
+    assert flow.largest_frame == 16_384
     assert flow.on_settings_ack() == 0
-    assert (flow.initial, flow.largest) == (1000, 60_000)
+    assert (flow.initial_window, flow.largest_frame) == (1000, 60_000)
     assert flow.on_server_settings([(5, 20_000)]) == 0
-    assert flow.largest == 20_000
+    assert flow.largest_frame == 20_000
     assert flow.on_settings_ack() == 0
     assert flow.on_server_settings([(4, 5000)]) == 0
     assert [flow.on_settings_ack(), flow.on_settings_ack()] == [0, 4000]
@@ -419,7 +419,7 @@ def test_data_of_an_upload_that_the_runtime_has_reset_returns_only_the_connectio
     net.run()
     net.session.release(held)
     net.run()
-    assert net.session._streams.flow.server == 530
+    assert net.session._streams.flow.server_window == 530
     net.client.out += frame(0, 8, upload, payload := b"\xc8" + bytes(1000) + bytes(200))
     net.client.send -= len(payload)
     server.reset(upload)

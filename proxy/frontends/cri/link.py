@@ -92,7 +92,7 @@ class Link:
     """
 
     __slots__ = (
-        "_busy", "_calls", "_context", "_ending", "_eof", "_interceptor", "_newest", "_pending_events",
+        "_busy", "_calls", "_context", "_ending", "_eof", "_interceptor", "_newest_stream", "_pending_events",
         "_report_problem", "_session", "client", "closed", "last", "server",
     )  # fmt: skip
 
@@ -109,7 +109,7 @@ class Link:
         self._calls: dict[int, InterceptedCall] = {}
         self._pending_events: list[tuple[InterceptedCall, bytes | int | None]] = []
         self._busy = False
-        self._newest = 0
+        self._newest_stream = 0
         self._eof = self._ending = False
         self.closed = False
         self.last: float | None = None
@@ -143,8 +143,8 @@ class Link:
             self._send()
             if self._pending_events:
                 self._pass_on()
-            if (newest := self._session.newest) != self._newest:
-                self._newest = newest
+            if (newest := self._session.newest_stream) != self._newest_stream:
+                self._newest_stream = newest
                 self._context.times.last = self.last = time.monotonic()
         except RelayError as error:
             self._protocol_violated(error, client=feed == self._session.from_client)
