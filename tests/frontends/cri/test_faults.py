@@ -170,7 +170,7 @@ def in_sending_later(setup):
     setup.client.recv(1 << 20)
 
 
-def in_the_news(setup):
+def in_a_report_of_an_anomaly(setup):
     setup.decider.raises.add("unusual")
     setup.client.send(open_stream(3, CREATE, 5))
 
@@ -190,7 +190,7 @@ def in_the_end_of_the_client(setup):
     setup.client.shutdown(socket.SHUT_WR)
 
 
-def in_the_goodbye(setup):
+def in_a_goaway(setup):
     setup.link._session._responses.inject = fails
     setup.link.goaway()
 
@@ -226,17 +226,17 @@ PLACES = [
     in_fetching_what_is_to_be_sent,
     in_sending,
     in_sending_later,
-    in_the_news,
+    in_a_report_of_an_anomaly,
     in_a_refusal,
     in_the_end_of_the_client,
-    in_the_goodbye,
+    in_a_goaway,
     in_the_end,
     in_a_report_of_what_the_peer_did,
 ]
 
 
 @pytest.fixture(autouse=True)
-def loose(monkeypatch):
+def methods_can_be_replaced(monkeypatch):
     """Let methods of slotted parts be replaced in one object."""
     import proxy.relay.session as session
 
