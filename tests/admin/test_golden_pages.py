@@ -221,7 +221,7 @@ def test_the_page_shows_refused_containers(node: GoldenNode, golden: Callable[..
 def test_the_page_reports_that_no_client_is_connected(
     node: GoldenNode, golden: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("AFTER_S", "PERIOD_S"):
+    for name in ("REPORT_AFTER_S", "PERIOD_S"):
         monkeypatch.setattr(client_watch, name, 0.05)
     (node.directory / "kubelet" / "kubeadm-flags.env").write_text(
         'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/containerd/containerd.sock"\n'
