@@ -64,7 +64,7 @@ class _PointHooks:
                 return False
         return not self.validators or all(each.suits_loop for each in self.validators)
 
-    def quick(self) -> bool:
+    def is_quick(self) -> bool:
         """Whether all have been quick recently."""
         if not self.plain:
             return False
@@ -190,7 +190,7 @@ class HookEngine:
         if self._alarm is not None and at_point.runs_on_loop():
             call.start(inline=False, alarm=self._alarm)
         else:
-            call.start(at_point.quick())
+            call.start(at_point.is_quick())
         return call
 
     def notify(self, event: Point) -> None:

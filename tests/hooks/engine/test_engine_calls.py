@@ -315,7 +315,7 @@ def test_quick_hooks_are_awaited_at_once_and_slow_ones_later(setup: Any) -> None
         setup.use(hook("10-a", pre_create_container))
 
         def is_quick() -> bool:
-            return bool(setup.engine._by_point[PRE].quick())
+            return bool(setup.engine._by_point[PRE].is_quick())
 
         assert not is_quick(), "the duration of its calls is not known yet"
         await setup.call()
@@ -341,7 +341,7 @@ def test_servers_and_coroutines_are_never_awaited_at_once(setup: Any) -> None:
             setup.use(hook("10-a"), other)
             for _ in range(50):
                 await setup.call()
-            assert not setup.engine._by_point[PRE].quick()
+            assert not setup.engine._by_point[PRE].is_quick()
 
     setup.run(scenario)
 
