@@ -112,8 +112,8 @@ class Release:
     async def _finish_queued_writes(self) -> None:
         """Wait until the kernel has the present plan, unless the worker is stuck.
 
-        In a release nothing is written for a plan. A list that lacked a planned CPU only because its write was
-        still queued would be taken for one of another program (``proxy.release.kernel``).
+        In a release nothing is written for a plan. If a list lacked a planned CPU only because its write was
+        still queued, it would be taken for one of another program (``proxy.release.kernel``).
         """
         await asyncio.sleep(0)  # tasks that write what has just changed queue their jobs
         with contextlib.suppress(TimeoutError):
