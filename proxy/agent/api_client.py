@@ -29,7 +29,7 @@ from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
 from proxy.agent.credentials import credential_files
-from proxy.backends.kubelet.small_file import Stamp, readable_stamp
+from proxy.backends.kubelet.small_file import FileStamp, readable_file_stamp
 from proxy.model.errors import TopoproxyError, UnavailableError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class ApiClient:
         self._credentials = credentials
         self._transport = transport
         self._http: httpx2.AsyncClient | None = None
-        self._stamps: dict[Path, Stamp | None] = {}
+        self._stamps: dict[Path, FileStamp | None] = {}
         self._compare_at = 0.0
         self._retiring: set[asyncio.Task[None]] = set()
         self.writes = 0
@@ -281,7 +281,7 @@ class ApiClient:
             self._http = self._with_credentials()
         elif time.monotonic() >= self._compare_at:
             self._compare_at = time.monotonic() + COMPARE_S
-            if any(readable_stamp(str(file)) != before for file, before in self._stamps.items()):
+            if any(readable_file_stamp(str(file)) != before for file, before in self._stamps.items()):
                 with contextlib.suppress(TopoproxyError, *_FAULTS):  # files that are being written
                     former, self._http = self._http, self._with_credentials()
                     task = asyncio.ensure_future(_retire(former))
@@ -292,7 +292,7 @@ class ApiClient:
     def _with_credentials(self) -> httpx2.AsyncClient:
         """Read the credentials; return a client that uses them."""
         # The stamps are taken before the files are read: a change in between is noticed later.
-        stamps = {file: readable_stamp(str(file)) for file in credential_files(self._credentials())}
+        stamps = {file: readable_file_stamp(str(file)) for file in credential_files(self._credentials())}
         # lightkube declares the transport with the type of its other client.
         params = ConnectionParams(httpx2.Timeout(REQUEST_S), transport=cast("Any", self._transport))
         http = AsyncClient(self._credentials(), params)

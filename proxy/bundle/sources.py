@@ -20,7 +20,7 @@ from msgspec import Struct
 from proxy import __version__
 from proxy.admin.client import query_admin
 from proxy.atomic_write import write_file
-from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.kubelet.small_file import read_small_file
 from proxy.backends.ledger.file_ledger import NAME
 from proxy.backends.ledger.format import recover
 from proxy.bundle.redaction import Redactor
@@ -225,7 +225,7 @@ def _decisions(settings: BundleSettings) -> dict[str, object]:
 def _ledger(config: Config) -> dict[str, object]:
     path = config.state_dir / NAME
     try:
-        content = read_small(str(path), LEDGER_LIMIT)[0]
+        content = read_small_file(str(path), LEDGER_LIMIT)[0]
     except OSError as error:
         raise AbsentError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

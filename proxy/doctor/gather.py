@@ -24,9 +24,9 @@ from proxy.attach.node import RESCUE
 from proxy.attach.state_file import ATTACHED, directory_of
 from proxy.backends.cgroup.cpuset import open_cgroups
 from proxy.backends.kubelet.cri_endpoint import kubelet_files, running_flags
-from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.kubelet.small_file import read_small_file
 from proxy.backends.kubelet.unit_files import Span
-from proxy.backends.ledger.file_ledger import NAME, SIZE_LIMIT
+from proxy.backends.ledger.file_ledger import LEDGER_LIMIT_BYTES, NAME
 from proxy.backends.ledger.format import recover
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.config import Config, check_against
@@ -181,7 +181,7 @@ def _hook_problem(candidate: Candidate) -> str:
     if candidate.is_null_link or candidate.server:
         return ""
     try:
-        data = read_small(str(candidate.path))[0]
+        data = read_small_file(str(candidate.path))[0]
     except FileNotFoundError:
         return ""  # it has just been removed
     except ValueError as error:
@@ -322,7 +322,7 @@ def _require_readable(path: Path) -> None:
         PermissionError: The file may not be read.
     """
     try:
-        read_small(str(path), _SMALL)
+        read_small_file(str(path), _SMALL)
     except PermissionError:
         raise
     except (OSError, ValueError):
@@ -412,7 +412,7 @@ def _state(config: Config, machine: Machine | None) -> StateFacts:
 
 def _ledger(path: Path, machine: Machine) -> str:
     try:
-        content = read_small(str(path), SIZE_LIMIT)[0]
+        content = read_small_file(str(path), LEDGER_LIMIT_BYTES)[0]
     except FileNotFoundError:
         return ""
     except PermissionError:
@@ -443,7 +443,7 @@ def _certificates(config: Config) -> Iterator[CertificateFacts]:
     if path is None:
         return
     try:
-        yield CertificateFacts(str(path), ends=expiry(read_small(str(path))[0]))
+        yield CertificateFacts(str(path), ends=expiry(read_small_file(str(path))[0]))
     except OSError as error:
         yield CertificateFacts(str(path), f"cannot read it: {error.strerror}")
     except ValueError as error:
@@ -470,6 +470,6 @@ def _entries(directory: Path) -> list[Path]:
 def _text(path: Path) -> str | None:
     """Read a small file; None if that is not possible."""
     try:
-        return read_small(str(path), _SMALL)[0].decode("utf-8", "replace")
+        return read_small_file(str(path), _SMALL)[0].decode("utf-8", "replace")
     except (OSError, ValueError):
         return None

@@ -17,7 +17,7 @@ from pathlib import Path
 from proxy import logs
 from proxy.agent.api_client import ApiClient
 from proxy.agent.credentials import read_credentials
-from proxy.backends.kubelet.small_file import Stamp
+from proxy.backends.kubelet.small_file import FileStamp
 from proxy.config.cluster import ClusterConfig
 from proxy.executor.background import run_with_restarts
 from proxy.extender.cluster_view import ClusterView
@@ -93,7 +93,7 @@ async def _run(options: ExtenderOptions) -> int:
 
 
 def _following(
-    tls: TlsFiles, used: list[Stamp | None], server: HttpServer, telemetry: Telemetry
+    tls: TlsFiles, used: list[FileStamp | None], server: HttpServer, telemetry: Telemetry
 ) -> asyncio.Future[None]:
     """Start to follow the files of the certificates."""
     part = partial(follow, tls, used, server.use, telemetry)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from proxy.backends.kubelet.small_file import Stamp, readable_stamp
+from proxy.backends.kubelet.small_file import FileStamp, readable_file_stamp
 from proxy.extender.http_server import server_context
 from proxy.model.errors import InputError
 from proxy.telemetry.port import Telemetry
@@ -37,14 +37,14 @@ class TlsFiles(Struct, frozen=True):
         """
         return server_context(self.certificate, self.key, self.client_ca)
 
-    def stamps(self) -> list[Stamp | None]:
+    def stamps(self) -> list[FileStamp | None]:
         """Return values that change with the files."""
-        return [readable_stamp(file) for file in (self.certificate, self.key, self.client_ca)]
+        return [readable_file_stamp(file) for file in (self.certificate, self.key, self.client_ca)]
 
 
 async def follow(
     files: TlsFiles,
-    used: list[Stamp | None],
+    used: list[FileStamp | None],
     use: Callable[[ssl.SSLContext], Awaitable[None]],
     telemetry: Telemetry,
 ) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy.backends.kubelet.checkpoints import CheckpointError, read_memory
-from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.kubelet.small_file import read_small_file
 from proxy.engine.node_events import TakeoverChanged
 from proxy.executor.background import Worker
 from proxy.executor.runtime_ports import SOURCE
@@ -332,7 +332,7 @@ def _policy_in(content: str) -> str:
 
 def _memory_policy(directory: Path) -> str:
     try:
-        content, _ = read_small(str(directory / MEMORY_STATE))
+        content, _ = read_small_file(str(directory / MEMORY_STATE))
     except (OSError, ValueError):
         return ""
     return _policy_in(content.decode(errors="replace"))

@@ -21,7 +21,7 @@ from proxy.open_file import open_file
 from proxy.topology.facts import COLUMNS
 from proxy.topology.files import MachineDeniedError
 
-SIZE_LIMIT = 64 << 20
+FILE_LIMIT_BYTES = 64 << 20
 """The most bytes that a description may have; a description of 65536 CPUs has about 5 MiB."""
 _DERIVED = frozenset(
     {"schema", "counts", "cpu_columns", "cpu_rows", "cores", "packages", "dies", "clusters", "llc"}
@@ -41,10 +41,10 @@ def load_machine(path: Path) -> Machine:
     """
     try:
         with open_file(path) as stream:
-            text = stream.read(SIZE_LIMIT + 1)
-        if len(text) > SIZE_LIMIT:
+            text = stream.read(FILE_LIMIT_BYTES + 1)
+        if len(text) > FILE_LIMIT_BYTES:
             raise TopologyError(
-                f"cannot read the machine description {path}: it is larger than {SIZE_LIMIT} bytes"
+                f"cannot read the machine description {path}: it is larger than {FILE_LIMIT_BYTES} bytes"
             )
         data = read_json(text.decode())
     except OSError as error:

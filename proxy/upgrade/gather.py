@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from proxy.admin.client import query_admin
-from proxy.backends.kubelet.small_file import read_small
-from proxy.backends.ledger.file_ledger import NAME, SIZE_LIMIT
+from proxy.backends.kubelet.small_file import read_small_file
+from proxy.backends.ledger.file_ledger import LEDGER_LIMIT_BYTES, NAME
 from proxy.backends.ledger.format import recover
 from proxy.config import Config, override
 from proxy.config.hooks import HooksConfig
@@ -108,7 +108,7 @@ def _ledger(config: Config) -> str | None:
     path = config.state_dir / NAME
     try:
         machine = read_machine(config.sysfs_root, config.procfs_root)
-        refused = recover(read_small(str(path), SIZE_LIMIT)[0], machine.fingerprint).refused
+        refused = recover(read_small_file(str(path), LEDGER_LIMIT_BYTES)[0], machine.fingerprint).refused
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -26,12 +26,12 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
-from proxy.backends.kubelet.small_file import Stamp, read_small, stamp
+from proxy.backends.kubelet.small_file import FileStamp, file_stamp, read_small_file
 from proxy.model.quoting import printable
 from proxy.permissions import Trust
 
 SCHEMA = "topoproxy-cluster-facts/1"
-LARGEST = 16 << 20
+FILE_LIMIT_BYTES = 16 << 20
 """The most bytes that a file may have. 500 pods of ten containers each take 2 MiB, and 10,000 namespaces of
 ten labels each take 4 MiB."""
 CURRENT_S = 110.0
@@ -65,7 +65,7 @@ class FactsFile(Generic[T]):
         self._convert = convert
         self._wall_clock = wall_clock
         self._lock = threading.Lock()
-        self._stamp: Stamp | None = None
+        self._stamp: FileStamp | None = None
         self._facts: ClusterFacts | None = None
         self._digest = b""
         self._items = 0
@@ -95,7 +95,7 @@ class FactsFile(Generic[T]):
         """Return the contents; if they cannot be read now, the last usable ones; None if there are none."""
         with self._lock:
             try:
-                now = stamp(str(self.path))
+                now = file_stamp(str(self.path))
                 if now is None:
                     self._stamp, self._problem = None, "there is no such file"
                 elif now != self._stamp:
@@ -110,7 +110,7 @@ class FactsFile(Generic[T]):
         """Read the file; if it cannot be used, raise an error, and ignore the file until it changes."""
         if problem := Trust().file_problem(self.path):
             raise ValueError(problem)
-        data, self._stamp = read_small(str(self.path), LARGEST)
+        data, self._stamp = read_small_file(str(self.path), FILE_LIMIT_BYTES)
         digest = hashlib.blake2b(data, digest_size=16).digest()
         if digest != self._digest:
             facts = decode_facts(data, self._kind)
@@ -174,11 +174,13 @@ def encode_facts(facts: ClusterFacts) -> bytes:
     """Return the contents of a file.
 
     Raises:
-        ValueError: The contents would be larger than ``LARGEST``.
+        ValueError: The contents would be larger than ``FILE_LIMIT_BYTES``.
     """
     data = msgspec.json.encode(facts)
-    if len(data) > LARGEST:
-        raise ValueError(f"{facts.kind} would be {len(data) >> 20} MiB, and the limit is {LARGEST >> 20} MiB")
+    if len(data) > FILE_LIMIT_BYTES:
+        raise ValueError(
+            f"{facts.kind} would be {len(data) >> 20} MiB, and the limit is {FILE_LIMIT_BYTES >> 20} MiB"
+        )
     return data
 
 

@@ -14,7 +14,7 @@ from proxy.wire.grpc_channel import GrpcChannel, details_of
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-LARGEST = 64 << 20
+ANSWER_LIMIT_BYTES = 64 << 20
 """The most bytes of an answer."""
 
 Answer = TypeVar("Answer", bound="Message")
@@ -32,7 +32,7 @@ class UnixChannel:
         """
         self.path = path.removeprefix("unix://")
         self._timeout_s = timeout_s
-        self._channel = GrpcChannel(self.path, LARGEST)
+        self._channel = GrpcChannel(self.path, ANSWER_LIMIT_BYTES)
 
     def call(self, action: str, method: str, request: Message, answer: type[Answer]) -> Answer:
         """Make a call.

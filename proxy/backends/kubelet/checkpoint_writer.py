@@ -37,7 +37,7 @@ from proxy.backends.kubelet.checkpoints import (
     read_cpu,
     text_of,
 )
-from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.kubelet.small_file import read_small_file
 from proxy.model.errors import CannotCreateError, PermissionDeniedError
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import Held
@@ -46,7 +46,7 @@ NAME = "cpu_manager_state"
 CURRENT = 2
 """The version that kubelet has written since 1.18, unless the gate PodLevelResourceManagers is on."""
 _BESIDE = f".{NAME}.topoproxy"
-_LIMIT = 16 << 20
+_FILE_LIMIT_BYTES = 16 << 20
 
 
 def none_state(version: int = CURRENT) -> str:
@@ -144,7 +144,7 @@ def read_text(directory: Path) -> str | None:
         CheckpointError: The file cannot be read.
     """
     try:
-        raw, _ = read_small(str(directory / NAME), _LIMIT)
+        raw, _ = read_small_file(str(directory / NAME), _FILE_LIMIT_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

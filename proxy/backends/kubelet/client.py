@@ -38,7 +38,7 @@ PODS_API, POD_LIST, POD_RESOURCES = (
     "kubelet's list of pods",
     "kubelet's pod-resources API",
 )
-NO_API_S = 60.0
+PODS_API_PAUSE_S = 60.0
 _MOST_CAUSES = 32
 _NEVER = float("-inf")
 
@@ -196,7 +196,7 @@ class KubeletClient:
                 GrpcStatus.UNAVAILABLE,
                 GrpcStatus.DEADLINE_EXCEEDED,
             ):
-                self._no_api_until = self._clock() + NO_API_S
+                self._no_api_until = self._clock() + PODS_API_PAUSE_S
             raise
 
     def _tried(self, source: str, query: Callable[[], T | None]) -> T | None:

@@ -29,7 +29,7 @@ from proxy.allocation.cpu_policy import CpuPolicy, CpuStateError
 from proxy.backends.kubelet.fetch import fetch_configz
 from proxy.backends.kubelet.manager_settings import ManagerSettings, manager_settings
 from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
-from proxy.backends.kubelet.small_file import Stamp, read_small, stamp
+from proxy.backends.kubelet.small_file import FileStamp, file_stamp, read_small_file
 from proxy.backends.kubelet.state_files import CPU_STATE, StateFile, StateFileContents
 from proxy.model.backoff import RetryTimes
 from proxy.model.errors import ConfigError
@@ -54,7 +54,7 @@ KIND = "KubeletConfiguration"
 STATIC = "static"
 _DEFAULTS = {"policy": "none", "topology_policy": "none", "topology_scope": "container"}
 _NO_PODS: Held = {}
-REST = "(pod)"
+POD_LEVEL_NAME = "(pod)"
 """Used instead of a container's name for the CPUs of a pod as a whole; no container can have this name."""
 
 
@@ -64,7 +64,7 @@ class ConfigFile:
     def __init__(self, path: str) -> None:
         """Store the path; nothing is opened yet."""
         self.path = path
-        self._stamp: Stamp | None = None
+        self._stamp: FileStamp | None = None
         self._settings: ManagerSettings | None = None
         self._failure = ""
 
@@ -75,13 +75,13 @@ class ConfigFile:
             KubeletError: The file cannot be read, or is not a configuration of kubelet.
         """
         try:
-            now = stamp(self.path)
+            now = file_stamp(self.path)
             if now is None or now != self._stamp:
                 self._settings, self._stamp, self._failure = None, None, ""
             if now is None:
                 return None
             if self._stamp is None:
-                content, self._stamp = read_small(self.path)
+                content, self._stamp = read_small_file(self.path)
                 self._settings = manager_settings(_parsed(content))
         except (OSError, ValueError, RecursionError) as error:
             cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -223,7 +223,7 @@ def _held(checkpoint: Checkpoint, path: str) -> tuple[CpuSet, Held, str]:
         for container_cpus in held.get(uid, {}).values():
             rest -= container_cpus
         if rest:
-            held.setdefault(uid, {})[REST] = rest
+            held.setdefault(uid, {})[POD_LEVEL_NAME] = rest
     return assignments.default, {uid: names for uid, names in held.items() if names}, ""
 
 

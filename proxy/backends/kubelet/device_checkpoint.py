@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from proxy.backends.device_plugins.messages import PluginAnswerError, read_container_answer
 from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, lower
-from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.kubelet.small_file import read_small_file
 from proxy.engine.held_devices import DeviceRecord, PodDevices
 from proxy.executor.device_ports import DevicePluginError
 from proxy.model.errors import TopoproxyError
@@ -32,7 +32,7 @@ from proxy.pools.go_json import load
 from proxy.telemetry.port import Telemetry
 
 DEVICE_STATE = "device-plugins/kubelet_internal_checkpoint"
-LARGEST = 32 << 20
+FILE_LIMIT_BYTES = 32 << 20
 """The most bytes that the file may have; answers to Allocate are part of it."""
 PROBLEM = "cannot take over devices that kubelet has assigned"
 _NIL = "<nil>"
@@ -74,7 +74,7 @@ class KubeletDevicesReader:
             DevicePluginError: The assigned devices of this resource cannot be read.
         """
         try:
-            content, _ = read_small(self._path, LARGEST)
+            content, _ = read_small_file(self._path, FILE_LIMIT_BYTES)
             checkpoint = read_device_checkpoint(content.decode("utf-8", "replace"))
         except FileNotFoundError:
             return {}

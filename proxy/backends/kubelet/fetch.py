@@ -22,14 +22,14 @@ from msgspec import Struct
 
 from proxy import memory_trim
 from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
-from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.kubelet.small_file import read_small_file
 from proxy.model.grpc_status import GrpcStatus
 
 if TYPE_CHECKING:
     import http.client
     import ssl
 
-LARGEST = 64 << 20
+ANSWER_LIMIT_BYTES = 64 << 20
 """The most bytes of an answer; a list of hundreds of pods has a few million."""
 
 _CHUNK = 1 << 16
@@ -60,7 +60,7 @@ def fetch_pods(settings: KubeletSettings) -> bytes:
     """Read kubelet's list of pods.
 
     Returns:
-        The body of the answer, at most ``LARGEST`` bytes.
+        The body of the answer, at most ``ANSWER_LIMIT_BYTES`` bytes.
 
     Raises:
         KubeletError: The list cannot be read in time.
@@ -72,7 +72,7 @@ def fetch_configz(settings: KubeletSettings) -> bytes:
     """Read the configuration of the running kubelet (``/configz``).
 
     Returns:
-        The body of the answer, at most ``LARGEST`` bytes.
+        The body of the answer, at most ``ANSWER_LIMIT_BYTES`` bytes.
 
     Raises:
         KubeletError: The configuration cannot be read in time; ``code`` is DEADLINE_EXCEEDED if kubelet
@@ -214,7 +214,7 @@ def _authorization(settings: KubeletSettings, scheme: str) -> dict[str, str]:
     if scheme != "https":
         raise ValueError("a token is sent over https only")
     try:
-        token = read_small(settings.token_file, _LONGEST_TOKEN)[0].decode("ascii").strip()
+        token = read_small_file(settings.token_file, _LONGEST_TOKEN)[0].decode("ascii").strip()
     except OSError as error:
         raise ValueError(f"cannot read the token in {settings.token_file}: {error.strerror}") from None
     except ValueError as error:
@@ -234,14 +234,14 @@ def _body(response: http.client.HTTPResponse, endpoint: _Endpoint) -> bytes:
         raise ValueError(f"it answers {response.status} {response.reason}: {text or 'no reason given'}{hint}")
     promised = response.length
     chunks, size = [], 0
-    if promised is None or promised <= LARGEST:
+    if promised is None or promised <= ANSWER_LIMIT_BYTES:
         while chunk := response.read(_CHUNK):
             size += len(chunk)
-            if size > LARGEST:
+            if size > ANSWER_LIMIT_BYTES:
                 break
             chunks.append(chunk)
         else:
             if promised is not None and size < promised:
                 raise ValueError(f"its answer ended after {size} of {promised} bytes")
             return b"".join(chunks)
-    raise ValueError(f"its answer is larger than {LARGEST >> 20} MiB")
+    raise ValueError(f"its answer is larger than {ANSWER_LIMIT_BYTES >> 20} MiB")

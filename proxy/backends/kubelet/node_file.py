@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.kubelet.small_file import read_small_file
 from proxy.model.kubelet import NodeMeta
 from proxy.model.quoting import printable
 from proxy.pools.node_meta import node_meta
 
-LIMIT = 4 << 20
+FILE_LIMIT_BYTES = 4 << 20
 """The most bytes that the file may have; the API server keeps no object larger than about 1.5 MiB."""
 TRIES = 3
 PAUSE_S = 0.05
@@ -57,7 +57,7 @@ class NodeFile:
             if attempt:
                 self._pause(PAUSE_S)
             try:
-                self._take(read_small(str(self._path), LIMIT)[0])
+                self._take(read_small_file(str(self._path), FILE_LIMIT_BYTES)[0])
             except FileNotFoundError:
                 cause = "there is no such file"
             except OSError as error:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Answer = TypeVar("Answer", bound=Message)
 
 SOURCE = "kubelet's pod-resources API"
-NO_GET_S = 60.0
+GET_PAUSE_S = 60.0
 FRESH_S = 10.0
 PAUSE_FACTOR = 10
 _SERVICE = "/v1.PodResourcesLister"
@@ -131,7 +131,7 @@ class PodResources:
                     return None
                 if error.code not in (GrpcStatus.UNKNOWN, GrpcStatus.UNIMPLEMENTED):
                     raise
-                self._list_until = self._clock() + NO_GET_S
+                self._list_until = self._clock() + GET_PAUSE_S
         for item in self.pods().pod_resources:
             if (item.namespace, item.name) == (namespace, pod):
                 return item

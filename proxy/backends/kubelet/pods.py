@@ -38,7 +38,7 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.pools.pod_spec import CONFIG_HASH, PodSpec, pod_spec
 
 FRESH_S = 5.0
-GAP_S = 1.0
+SAME_POD_PAUSE_S = 1.0
 PAUSE_FACTOR = 10
 LONGEST_PAUSE_S = 30.0
 
@@ -167,7 +167,9 @@ class PodList:
         with self._lock:
             now = self._clock()
             item = pod_in(self._items, uid, namespace, name) if now - self._started < FRESH_S else None
-            rests = came < self._retry_not_before or now - self._requested_at.get(uid, _NEVER) < GAP_S
+            rests = (
+                came < self._retry_not_before or now - self._requested_at.get(uid, _NEVER) < SAME_POD_PAUSE_S
+            )
             if item is None and self._started < came and not rests:
                 self._renew(uid, now)
             if self._failure:
@@ -176,7 +178,7 @@ class PodList:
         return None if item is None else pod_spec(item, f"{namespace}/{name}", listed=True)
 
     def _renew(self, uid: str, now: float) -> None:
-        self._requested_at = {u: at for u, at in self._requested_at.items() if now - at < GAP_S}
+        self._requested_at = {u: at for u, at in self._requested_at.items() if now - at < SAME_POD_PAUSE_S}
         self._requested_at[uid] = self._started = now
         self._items, self._failure = {}, ""
         try:

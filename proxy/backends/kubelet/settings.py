@@ -9,9 +9,9 @@ from msgspec import Struct
 from proxy.model.backoff import Backoff
 from proxy.model.errors import TopoproxyError
 
-REST, LONGEST_REST_S = 10, 30.0
-"""A hanging source is not queried for ``REST`` times the timeout of an exchange, and at most
-``LONGEST_REST_S`` seconds."""
+HANG_PAUSE_FACTOR, LONGEST_HANG_PAUSE_S = 10, 30.0
+"""A hanging source is not queried for ``HANG_PAUSE_FACTOR`` times the timeout of an exchange, and at most
+``LONGEST_HANG_PAUSE_S`` seconds."""
 
 
 class KubeletSettings(Struct, frozen=True):
@@ -48,8 +48,8 @@ class KubeletSettings(Struct, frozen=True):
         Each pod waits for kubelet's answer, and for the whole timeout if kubelet hangs. After the timeout the
         pod is placed without the unknown facts, so it is better not to wait again for each pod.
         """
-        rest = min(LONGEST_REST_S, self.timeout * REST)
-        return Backoff(rest, rest, tolerated=1)
+        pause = min(LONGEST_HANG_PAUSE_S, self.timeout * HANG_PAUSE_FACTOR)
+        return Backoff(pause, pause, tolerated=1)
 
 
 class KubeletError(TopoproxyError):

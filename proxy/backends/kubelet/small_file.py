@@ -7,11 +7,11 @@ import stat
 
 from msgspec import Struct
 
-LARGEST = 1 << 20
+FILE_LIMIT_BYTES = 1 << 20
 """The most bytes of a file. A state file with a thousand pinned containers has a tenth of that."""
 
 
-class Stamp(Struct, frozen=True):
+class FileStamp(Struct, frozen=True):
     """Attributes of a file that change with its content, so that changes are noticed without reading it."""
 
     device: int
@@ -21,32 +21,32 @@ class Stamp(Struct, frozen=True):
     changed_ns: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> Stamp:
+    def of(cls, status: os.stat_result) -> FileStamp:
         """Return the stamp of a file."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def stamp(path: str) -> Stamp | None:
+def file_stamp(path: str) -> FileStamp | None:
     """Return a file's stamp; None if there is no file.
 
     Raises:
         OSError: The file's state cannot be read.
     """
     try:
-        return Stamp.of(os.stat(path))  # noqa: PTH116 - this is called before each decision
+        return FileStamp.of(os.stat(path))  # noqa: PTH116 - this is called before each decision
     except FileNotFoundError:
         return None
 
 
-def readable_stamp(path: str) -> Stamp | None:
+def readable_file_stamp(path: str) -> FileStamp | None:
     """Return a file's stamp; None if there is no file, or its state cannot be read."""
     try:
-        return stamp(path)
+        return file_stamp(path)
     except OSError:
         return None
 
 
-def read_small(path: str, largest: int = LARGEST) -> tuple[bytes, Stamp]:
+def read_small_file(path: str, largest: int = FILE_LIMIT_BYTES) -> tuple[bytes, FileStamp]:
     """Read a file, and return its content and the stamp of this content.
 
     Args:
@@ -72,7 +72,7 @@ def read_small(path: str, largest: int = LARGEST) -> tuple[bytes, Stamp]:
         os.close(descriptor)
     if large:
         raise ValueError(f"it is larger than {_size(largest)}")
-    return content, Stamp.of(status)
+    return content, FileStamp.of(status)
 
 
 def _size(count: int) -> str:

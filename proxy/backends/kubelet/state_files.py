@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from proxy.backends.kubelet.small_file import Stamp, read_small, stamp
+from proxy.backends.kubelet.small_file import FileStamp, file_stamp, read_small_file
 
 if TYPE_CHECKING:
     from proxy.backends.kubelet.checkpoints import Checkpoint
@@ -63,14 +63,14 @@ class StateFile:
         self.path = path
         self._pause = pause
         self._wall_clock_ns = wall_clock_ns
-        self._stamp: Stamp | None = None
+        self._stamp: FileStamp | None = None
         self._content = b""
         self._contents = StateFileContents()
 
     def read(self) -> StateFileContents:
         """Return the content of the file; the same object as before while the file is unchanged."""
         try:
-            now = stamp(self.path)
+            now = file_stamp(self.path)
             if now is None:
                 self._keep(StateFileContents(), None, b"")
             elif now != self._stamp:
@@ -83,14 +83,14 @@ class StateFile:
         """Read the file, and read it again if it is not whole."""
         for pause in (*PAUSES_S, None):
             try:
-                content, file_stamp = read_small(self.path)
+                content, seen = read_small_file(self.path)
             except FileNotFoundError:
                 self._keep(StateFileContents(), None, b"")
                 return
             except ValueError as error:
                 self._failed(str(error))
                 return
-            stamp = file_stamp if self._wall_clock_ns() - file_stamp.modified_ns > RECENT_NS else None
+            stamp = seen if self._wall_clock_ns() - seen.modified_ns > RECENT_NS else None
             if (
                 self._contents.checkpoint is not None
                 and not self._contents.problem
@@ -107,7 +107,7 @@ class StateFile:
         self._failed(cause)
         self._stamp = stamp
 
-    def _keep(self, contents: StateFileContents, stamp: Stamp | None, content: bytes) -> None:
+    def _keep(self, contents: StateFileContents, stamp: FileStamp | None, content: bytes) -> None:
         if contents != self._contents:
             self._contents = contents
         self._stamp, self._content = stamp, content

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.kubelet.small_file import read_small_file
 
 DIRECTORIES = (
     "etc/systemd/system",
@@ -29,7 +29,7 @@ DIRECTORIES = (
     "usr/lib/systemd/system",
     "lib/systemd/system",
 )
-LARGEST = 256 << 10
+FILE_LIMIT_BYTES = 256 << 10
 FLAG = re.compile(r"--container[-_]runtime[-_]endpoint(?:=|\s+)[\"']?([^\s\"'\\]+)")
 _SETTING = re.compile(
     r"^[ \t]*(ExecStart|Environment|EnvironmentFile)[ \t]*=[ \t]*((?:.*\\\n)*.*)$", re.MULTILINE
@@ -111,7 +111,7 @@ def flags_of(arguments: list[str]) -> Iterator[tuple[str, str]]:
 def read_span(path: Path) -> Span | None:
     """Read a whole file; None if that is not possible."""
     try:
-        text = read_small(str(path), LARGEST)[0].decode()
+        text = read_small_file(str(path), FILE_LIMIT_BYTES)[0].decode()
     except (OSError, ValueError):
         return None
     return Span(path, 0, len(text), text)

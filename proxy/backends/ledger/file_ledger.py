@@ -28,7 +28,7 @@ _COMPACT_BYTES = 64 * 1024
 """A file shorter than this is never compacted."""
 _COMPACT_FACTOR = 4
 """A file is compacted when it is this many times as long as after the last compaction."""
-SIZE_LIMIT = 256 * 1024 * 1024
+LEDGER_LIMIT_BYTES = 256 * 1024 * 1024
 """No ledger is this long: a longer file is something else and is not read into memory."""
 _CLOSE_S = 1.0
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -170,7 +170,7 @@ class FileLedger:
             return []
         if not stat.S_ISREG(status.st_mode):
             raise DamagedError("it is not a regular file")
-        if status.st_size > SIZE_LIMIT:
+        if status.st_size > LEDGER_LIMIT_BYTES:
             raise DamagedError(f"it is {status.st_size} bytes long")
         self._open()
         try:
@@ -194,7 +194,7 @@ class FileLedger:
                 f"its last {state.cut_bytes} bytes, no complete record, were cut off (a crash while writing)"
             )
             notes.append(f"the ledger {self.path} was repaired: {message}")
-        packed, rejected = fmt.pack(state.entries, SIZE_LIMIT)
+        packed, rejected = fmt.pack(state.entries, LEDGER_LIMIT_BYTES)
         for key, error in rejected.items():
             notes.append(f"the ledger's record {fmt.shown(key)} is left out: {error}")
         self._entries = fmt.apply({}, packed)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from proxy.backends.ledger import format as fmt
-from proxy.backends.ledger.file_ledger import NAME, SIZE_LIMIT, DamagedError, FileLedger, cannot
+from proxy.backends.ledger.file_ledger import LEDGER_LIMIT_BYTES, NAME, DamagedError, FileLedger, cannot
 
 
 def open_ledger(
@@ -66,7 +66,7 @@ def read_entries(state_dir: Path, machine: str) -> dict[str, Mapping[str, object
         with os.fdopen(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return {}
-            state = fmt.recover(file.read(SIZE_LIMIT), machine)
+            state = fmt.recover(file.read(LEDGER_LIMIT_BYTES), machine)
     except OSError:
         return {}
     return {} if state.refused else dict(state.entries)

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.backends.cluster.facts_format import (
     CURRENT_S,
-    LARGEST,
+    FILE_LIMIT_BYTES,
     SCHEMA,
     ClusterFacts,
     FactsKind,
@@ -109,14 +109,14 @@ def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_effect(
 
 def test_a_huge_file_is_not_read(file: ClusterNode) -> None:
     written(file.path, b"")
-    os.truncate(file.path, LARGEST + 1)
+    os.truncate(file.path, FILE_LIMIT_BYTES + 1)
     assert label(file) is None
     assert "larger than 16 MiB" in file.problem
 
 
 def test_facts_that_are_too_large_are_not_written() -> None:
     with pytest.raises(ValueError, match="the limit is 16 MiB"):
-        node_facts("x" * LARGEST)
+        node_facts("x" * FILE_LIMIT_BYTES)
 
 
 def test_a_file_that_is_gone_stays_in_effect(file: ClusterNode) -> None:

@@ -127,7 +127,7 @@ def test_no_file_and_no_readable_file(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(CannotCreateError, match="No such file"):
         write_text(tmp_path / "absent", "new")
     (tmp_path / NAME).write_text("long")
-    monkeypatch.setattr(module, "_LIMIT", 3)
+    monkeypatch.setattr(module, "_FILE_LIMIT_BYTES", 3)
     with pytest.raises(CheckpointError, match="it is larger than"):
         read_text(tmp_path)
     (tmp_path / NAME).unlink()

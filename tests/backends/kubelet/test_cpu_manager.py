@@ -12,9 +12,14 @@ import pytest
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.kubelet.checkpoint_writer import none_state, static_state, write_text
 from proxy.backends.kubelet.checkpoints import fnv1a
-from proxy.backends.kubelet.cpu_manager import QUERY_AGAIN_S, REST, ConfigFile, KubeletCpuManagerReader
+from proxy.backends.kubelet.cpu_manager import (
+    POD_LEVEL_NAME,
+    QUERY_AGAIN_S,
+    ConfigFile,
+    KubeletCpuManagerReader,
+)
 from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
-from proxy.backends.kubelet.small_file import LARGEST
+from proxy.backends.kubelet.small_file import FILE_LIMIT_BYTES
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.topology.regular_machine import regular_machine
@@ -217,7 +222,10 @@ def test_cpus_assigned_to_a_whole_pod_are_held_too(tmp_path: Path) -> None:
     held, pods = {"u": {"c": CpuSet([4])}}, {"u": CpuSet([4, 5, 6]), "v": CpuSet([7])}
     write_text(tmp_path, static_state(MACHINE.online, held, pods=pods, version=3))
     result = refreshed(reader(tmp_path))
-    assert result.held == {"u": {"c": CpuSet([4]), REST: CpuSet([5, 6])}, "v": {REST: CpuSet([7])}}
+    assert result.held == {
+        "u": {"c": CpuSet([4]), POD_LEVEL_NAME: CpuSet([5, 6])},
+        "v": {POD_LEVEL_NAME: CpuSet([7])},
+    }
 
 
 def test_an_invalid_set_is_reported_although_the_checksum_is_right(tmp_path: Path) -> None:
@@ -276,7 +284,7 @@ def test_a_missing_file_gives_nothing_and_a_new_one_is_read(tmp_path: Path) -> N
         (b"- a", "it holds no KubeletConfiguration"),
         (b"", "it holds no KubeletConfiguration"),
         (b"kind: Pod", "it holds no KubeletConfiguration"),
-        (b"a: b\n" * (LARGEST // 5 + 1), "it is larger than 1 MiB"),
+        (b"a: b\n" * (FILE_LIMIT_BYTES // 5 + 1), "it is larger than 1 MiB"),
     ],
     ids=["binary", "yaml", "json", "deep yaml", "deep json", "list", "empty", "pod", "large"],
 )

@@ -152,7 +152,7 @@ def test_a_resource_whose_entry_cannot_be_read_is_not_taken_over(
 
 
 def test_a_file_that_is_too_large_is_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_checkpoint, "LARGEST", 8)
+    monkeypatch.setattr(device_checkpoint, "FILE_LIMIT_BYTES", 8)
     path = tmp_path / DEVICE_STATE
     path.parent.mkdir()
     path.write_text(entry())

@@ -193,7 +193,7 @@ def raw(*pieces: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
 
 
 def test_an_answer_has_a_largest_size(pods_server: Any, answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "LARGEST", 1 << 20)
+    monkeypatch.setattr(fetch, "ANSWER_LIMIT_BYTES", 1 << 20)
     pods_server.reply = answer(200, b"x" * (1 << 20))
     assert len(fetch_pods(KubeletSettings(pods_url=pods_server.url, timeout=PATIENT))) == 1 << 20
     pods_server.reply = answer(200, b"x" * ((1 << 20) + 1))

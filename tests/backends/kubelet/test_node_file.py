@@ -75,7 +75,7 @@ def test_a_file_that_is_no_text_of_moderate_size_is_refused(tmp_path: Path) -> N
     directory.mkdir()
     binary.write_bytes(b'{"a": "\xff"}')
     with huge.open("wb") as file:
-        file.truncate(node_file.LIMIT + 1)
+        file.truncate(node_file.FILE_LIMIT_BYTES + 1)
     for path, message in (
         (fifo, "not a regular file"),
         (directory, "not a regular file"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from proxy.backends.kubelet.checkpoint_writer import static_state, write_text
 from proxy.backends.kubelet.checkpoints import held_cpus
-from proxy.backends.kubelet.small_file import LARGEST
+from proxy.backends.kubelet.small_file import FILE_LIMIT_BYTES
 from proxy.backends.kubelet.state_files import PAUSES_S, RECENT_NS, StateFile
 from proxy.model.idset import CpuSet
 
@@ -69,7 +69,7 @@ def test_checking_an_unchanged_file_reads_nothing(path: Path, monkeypatch: Any) 
     later = time.time_ns() + 10**9
     file, _ = opened(path, wall_clock_ns=lambda: later)
     first = file.read()
-    monkeypatch.setattr("proxy.backends.kubelet.state_files.read_small", None)
+    monkeypatch.setattr("proxy.backends.kubelet.state_files.read_small_file", None)
     assert file.read() is first
 
 
@@ -149,7 +149,7 @@ def test_a_large_or_special_file_is_refused_at_once(path: Path) -> None:
     write_text(path.parent, content(2))
     file, pauses = opened(path)
     assert held(file) == CpuSet([2])
-    path.write_bytes(b"{" * (LARGEST + 1))
+    path.write_bytes(b"{" * (FILE_LIMIT_BYTES + 1))
     assert "it is larger than 1 MiB" in file.read().problem
     path.unlink()
     os.mkfifo(path)
