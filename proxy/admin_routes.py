@@ -381,7 +381,7 @@ def _kubelet_devices(socket: Path | None) -> KubeletDevices:
     channel = UnixChannel(str(socket), CALL_S)
     lists = PodResources(channel, time.monotonic)
     try:
-        return KubeletDevices(is_queried=True, pods=lists.pods(), allocatable=lists.devices())
+        return KubeletDevices(is_queried=True, pods=lists.pods(), allocatable=lists.allocatable_resources())
     except TopoproxyError as error:
         return KubeletDevices(is_queried=True, problem=str(error))
     finally:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from proxy.backends.kubelet.cri_endpoint import DEFAULT, KubeletFiles
+from proxy.backends.kubelet.cri_endpoint import DEFAULT_ENDPOINT, KubeletFiles
 from proxy.backends.kubelet.unit_files import Span
 from proxy.model.errors import PermissionDeniedError, TopoproxyError
 from proxy.topology.yaml_events import read_yaml
@@ -131,9 +131,9 @@ def plan(files: KubeletFiles, root: Path, endpoint: str) -> list[FileChange]:
 
 def _plan(files: KubeletFiles, root: Path, endpoint: str) -> Iterator[FileChange]:
     value = files.effective
-    if files.own_file is not None:
+    if files.topoproxy_file is not None:
         if value is None or value.text != endpoint:
-            yield _kubelet_argument(files.own_file, root, endpoint)
+            yield _kubelet_argument(files.topoproxy_file, root, endpoint)
     elif value is None:
         yield _with_key(files.config_file, root, endpoint)
     elif value.text != endpoint:
@@ -208,7 +208,7 @@ def _with_key(config: Path, root: Path, endpoint: str) -> FileChange:
     except (OSError, ValueError):
         raise TopoproxyError(
             f"cannot attach kubelet: no file names its runtime endpoint, and there is no {config}:"
-            f" start kubelet with --container-runtime-endpoint={DEFAULT} or with --config"
+            f" start kubelet with --container-runtime-endpoint={DEFAULT_ENDPOINT} or with --config"
         ) from None
     empty = next(_EMPTY_KEY.finditer(text), None)
     if empty is not None and empty[2]:

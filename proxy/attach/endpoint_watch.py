@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from proxy.attach.state_file import attached_endpoint
-from proxy.backends.kubelet.cri_endpoint import DEFAULT, kubelet_files
+from proxy.backends.kubelet.cri_endpoint import DEFAULT_ENDPOINT, kubelet_files
 from proxy.telemetry.port import Telemetry
 
 RESET = "kubelet will bypass topoproxy after its next start (topoproxy attach sets its endpoint again)"
@@ -50,7 +50,7 @@ def attached_kubelet(state: Path, directory: Path, root: Path = Path("/")) -> At
             endpoint, f"no file names an endpoint, and kubelet's default is {files.default}"
         )
     return AttachedKubelet(
-        endpoint, "" if value.text == endpoint else f"{value.path} names {value.text or DEFAULT}"
+        endpoint, "" if value.text == endpoint else f"{value.path} names {value.text or DEFAULT_ENDPOINT}"
     )
 
 

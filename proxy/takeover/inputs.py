@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError, HeldCpus, held_cpus, read_cpu
+from proxy.backends.kubelet.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    HeldCpus,
+    held_cpus,
+    read_cpu_checkpoint,
+)
 from proxy.engine.enforcement import is_applied_to_all
 from proxy.engine.owners import NEVER_PINNED_BY_KUBELET
 from proxy.engine.state import NodeState
@@ -68,7 +74,7 @@ class CpuManagerFile:
         if text is None:
             return cls(None, "it does not exist")
         try:
-            checkpoint = read_cpu(text)
+            checkpoint = read_cpu_checkpoint(text)
             held = held_cpus(checkpoint)
         except CheckpointError as error:
             return cls(text, str(error))

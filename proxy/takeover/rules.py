@@ -21,7 +21,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from proxy.backends.kubelet.checkpoint_writer import CURRENT, none_state, pods_of, static_state
+from proxy.backends.kubelet.checkpoint_writer import CURRENT_VERSION, none_state, pod_level_cpus, static_state
 from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.engine.node_policy import KUBELET_TRUE
 from proxy.model.errors import TopoproxyError
@@ -72,7 +72,7 @@ def kubelet_state_text(record: TakeoverRecord, inputs: TakeoverInputs, target: s
     Raises:
         CheckpointError: kubelet would not start with any file that could be written.
     """
-    version = inputs.file.version or CURRENT
+    version = inputs.file.version or CURRENT_VERSION
     if target == "none":
         return KubeletStateText(none_state(version))
     if version == 1:
@@ -80,7 +80,7 @@ def kubelet_state_text(record: TakeoverRecord, inputs: TakeoverInputs, target: s
     reserved = (record.reserved | inputs.manager.reserved) & inputs.online
     held, left_out = _actual_cpus(inputs, reserved)
     _add_unknown(inputs, held, reserved)
-    pods = _cpus_of_pods(inputs, held, reserved) if version > CURRENT else {}
+    pods = _cpus_of_pods(inputs, held, reserved) if version > CURRENT_VERSION else {}
     strict = options_of_static(record, inputs).get(STRICT_CPU_RESERVATION) in KUBELET_TRUE
     text = static_state(inputs.online, held, pods=pods, reserved=reserved, strict=strict, version=version)
     return KubeletStateText(text, tuple(left_out))
@@ -121,7 +121,7 @@ def _cpus_of_pods(inputs: TakeoverInputs, held: Entries, reserved: CpuSet) -> di
     """Keep the CPUs of whole pods as they are, if only the pod's own containers use them."""
     assert inputs.file.checkpoint is not None
     cpus_by_pod: dict[str, CpuSet] = {}
-    for uid, cpus in pods_of(inputs.file.checkpoint).items():
+    for uid, cpus in pod_level_cpus(inputs.file.checkpoint).items():
         inside = all(container_cpus <= cpus for container_cpus in held.get(uid, {}).values())
         others = [
             container_cpus for key, names in held.items() if key != uid for container_cpus in names.values()

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxy.backends.kubelet.checkpoints import CheckpointError, read_memory
+from proxy.backends.kubelet.checkpoints import CheckpointError, read_memory_checkpoint
 from proxy.backends.kubelet.small_file import read_small_file
 from proxy.engine.node_events import TakeoverChanged
 from proxy.executor.background import Worker
@@ -325,7 +325,7 @@ def _decision(
 @functools.lru_cache(maxsize=1)
 def _policy_in(content: str) -> str:
     try:
-        return read_memory(content).policy
+        return read_memory_checkpoint(content).policy
     except CheckpointError:
         return ""
 

@@ -17,7 +17,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from proxy.backends.kubelet.checkpoint_writer import NAME, read_text, replace, sweep, write_text
+from proxy.backends.kubelet.checkpoint_writer import (
+    CPU_STATE_FILE,
+    read_cpu_state,
+    remove_draft,
+    replace_file,
+    write_cpu_state,
+)
 from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.executor.ports import Ledger
 from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError
@@ -84,8 +90,8 @@ class Writer:
         """
         if self.record.pending is None:
             return Resolution(self.record)
-        sweep(self._directory)
-        resolution = resolved(self.record, read_text(self._directory), self._now())
+        remove_draft(self._directory)
+        resolution = resolved(self.record, read_cpu_state(self._directory), self._now())
         self._keep(resolution.record)
         return resolution
 
@@ -108,7 +114,7 @@ class Writer:
         self._back_up(pending.step, pending.before)
         self._keep(outcome.record)
         try:
-            write_text(self._directory, pending.after)
+            write_cpu_state(self._directory, pending.after)
             self._stays(pending.after, pending.step)
         except (StepRefusedError, CannotCreateError, PermissionDeniedError):
             with contextlib.suppress(TopoproxyError):  # the first failure is the one that is reported
@@ -121,10 +127,10 @@ class Writer:
         for wait in (0.0, RECHECK_S):
             if wait:
                 self._pause(wait)
-            if read_text(self._directory) != text:
+            if read_cpu_state(self._directory) != text:
                 raise StepRefusedError(
-                    f"cannot {step} the takeover: {self._directory / NAME} did not stay as it was written,"
-                    " so kubelet runs after all",
+                    f"cannot {step} the takeover: {self._directory / CPU_STATE_FILE} did not stay as it was"
+                    " written, so kubelet runs after all",
                     ("stop kubelet, and repeat this",),
                 )
 
@@ -141,8 +147,8 @@ class Writer:
             self._backups.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise CannotCreateError(f"cannot make {self._backups}: {error.strerror}") from None
-        path = self._backups / f"{NAME}.before-{step}"
-        replace(path, text, path.with_name(f".{path.name}"))
+        path = self._backups / f"{CPU_STATE_FILE}.before-{step}"
+        replace_file(path, text, path.with_name(f".{path.name}"))
 
     def unwritable(self) -> str:
         """Return why kubelet's file could not be written; empty if it could."""
@@ -163,6 +169,6 @@ class Writer:
 def text_in(directory: Path) -> tuple[str | None, str]:
     """Read kubelet's file: its text, and why it cannot be read."""
     try:
-        return read_text(directory), ""
+        return read_cpu_state(directory), ""
     except CheckpointError as error:
         return None, str(error)

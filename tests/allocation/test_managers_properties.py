@@ -20,7 +20,7 @@ from proxy.allocation.memory import hints as memory_hints
 from proxy.allocation.memory.state import MemoryRejectedError, MemoryState, initial, node_memory
 from proxy.allocation.packed import NotEnoughCpus
 from proxy.allocation.policies import decide
-from proxy.backends.kubelet.checkpoints import held_cpus, read_cpu, read_memory
+from proxy.backends.kubelet.checkpoints import held_cpus, read_cpu_checkpoint, read_memory_checkpoint
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, TopologyPolicy
@@ -190,11 +190,11 @@ class Node(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """Read the state as kubelet would read it from its files."""
-        held = held_cpus(read_cpu(cpu_text(self.cpus)))
+        held = held_cpus(read_cpu_checkpoint(cpu_text(self.cpus)))
         if held.default:  # kubelet does not take a state without shared CPUs
             self.cpus = start(self.static, CpuState(held.default, held.held))
         assert self.cpus.assigned == held.held
-        read = held_memory(read_memory(memory_text(self.memory)))
+        read = held_memory(read_memory_checkpoint(memory_text(self.memory)))
         assert read == self.memory
         self.memory = read
 

@@ -99,7 +99,7 @@ def running(name: str, *command: str) -> Iterator[Path]:
 def kubelet_lists() -> dict[str, set[str]]:
     """Return kubelet's allocatable devices by resource."""
     found: dict[str, set[str]] = {}
-    for group in LISTS.devices().devices:
+    for group in LISTS.allocatable_resources().devices:
         found.setdefault(group.resource_name, set()).update(group.device_ids)
     return {resource: ids for resource, ids in found.items() if ids}
 

@@ -21,7 +21,7 @@ from typing import Any
 from vm_guest import ALL, DIRECTORY, LONG_S, Daemon, step, wait
 from vm_kubelet import MANIFESTS, ROOT, Bed, container, kubelet_settings
 
-from proxy.backends.kubelet.checkpoints import HeldCpus, held_cpus, read_cpu
+from proxy.backends.kubelet.checkpoints import HeldCpus, held_cpus, read_cpu_checkpoint
 from proxy.model.idset import CpuSet
 
 CONFIG, STATE, LOG = Path("/etc/kubelet/config.yaml"), ROOT / "cpu_manager_state", Path("/out/kubelet.log")
@@ -83,7 +83,7 @@ class TakenBed(Bed):
 
 def state() -> tuple[str, HeldCpus, dict[str, Any]]:
     """kubelet's state file: policy, sets, and the raw fields; its checksum must be right."""
-    found = read_cpu(STATE.read_text())
+    found = read_cpu_checkpoint(STATE.read_text())
     assert found.version == 2, STATE.read_text()
     return found.policy, held_cpus(found), dict(found.fields)
 

@@ -14,7 +14,7 @@ import pytest
 
 from proxy.admin.status_text import render
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.kubelet.checkpoint_writer import none_state, static_state, write_text
+from proxy.backends.kubelet.checkpoint_writer import none_state, static_state, write_cpu_state
 from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.engine.invariants import violations
@@ -45,7 +45,7 @@ class Kubelet:
         self.write()
 
     def write(self) -> None:
-        write_text(self.directory, static_state(ALL, self.held, reserved=CpuSet([15])))
+        write_cpu_state(self.directory, static_state(ALL, self.held, reserved=CpuSet([15])))
 
     @property
     def default(self) -> str:
@@ -305,7 +305,7 @@ def test_a_running_container_with_new_cpus_of_kubelet_stays(node, kubelet) -> No
 def test_a_machine_without_these_cpus_is_reported(node, kubelet) -> None:
     async def scenario(world: Any) -> None:
         far = static_state(CpuSet.parse("0-31"), {"g": {"c": CpuSet.parse("15-17")}})
-        write_text(kubelet.directory, far)
+        write_cpu_state(kubelet.directory, far)
         await world.sync.once()
         assert problems(world) == [
             cannot_be_followed(
@@ -495,7 +495,7 @@ def test_kubelets_change_to_policy_none_releases_all_its_cpus(node, kubelet) -> 
         os.unlink(kubelet.directory / "cpu_manager_state")
         await world.sync.once()
         assert world.executor.state.owners == {}
-        write_text(kubelet.directory, none_state())
+        write_cpu_state(kubelet.directory, none_state())
         await world.sync.once()
         assert world.executor.kubelet_cpus.manager.policy == "none"
         assert str(world.executor.state.pools.shared) == "0-15"

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.kubelet.checkpoint_writer import static_state, write_text
+from proxy.backends.kubelet.checkpoint_writer import static_state, write_cpu_state
 from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.engine.invariants import violations
@@ -127,7 +127,7 @@ class RandomScenario:
         executor.node_policy._source = self.node_object
 
     def write_state(self) -> None:
-        write_text(self.directory, static_state(CpuSet(range(16)), self.held))
+        write_cpu_state(self.directory, static_state(CpuSet(range(16)), self.held))
 
     # -- invariants at any moment -------------------------------------------------------------------------
 

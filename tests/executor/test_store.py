@@ -14,7 +14,7 @@ import pytest
 import proxy
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.kubelet.checkpoint_writer import static_state, write_text
+from proxy.backends.kubelet.checkpoint_writer import static_state, write_cpu_state
 from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.engine.node import Node
@@ -35,7 +35,7 @@ MACHINE = regular_machine(2, 1, 4, 2)
 
 def kubelet_holds(world: Any, directory: Path, held: dict[str, dict[str, CpuSet]]) -> None:
     """Write the state file of kubelet's CPU manager, and have the node follow it."""
-    write_text(directory, static_state(ALL, held, reserved=CpuSet([15])))
+    write_cpu_state(directory, static_state(ALL, held, reserved=CpuSet([15])))
     port = KubeletCpuManagerReader(
         KubeletSettings(), str(directory), "", lambda: world.executor.state.node.topology
     )

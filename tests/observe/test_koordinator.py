@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.backends.kubelet.checkpoints import read_cpu
+from proxy.backends.kubelet.checkpoints import read_cpu_checkpoint
 from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
 from proxy.observe.koordinator import (
@@ -29,7 +29,7 @@ from tests.testkit.changed_copy import changed_copy
 
 MACHINE = regular_machine(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
 LOCATIONS = locations_of(MACHINE)
-STATE = read_cpu('{"policyName":"static","entries":{"k":{"c":"7"}},"checksum":1}')
+STATE = read_cpu_checkpoint('{"policyName":"static","entries":{"k":{"c":"7"}},"checksum":1}')
 
 
 def owner(uid: str, qos: QosClass, cpus: str) -> PodRow:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.backends.kubelet.checkpoints import Checkpoint, read_cpu
+from proxy.backends.kubelet.checkpoints import Checkpoint, read_cpu_checkpoint
 from proxy.engine.node_policy import node_reservation
 from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
@@ -27,7 +27,7 @@ TOPOLOGY = topology_of(locations_of(regular_machine(2, 1, 2, 2)))  # cores (0,4)
 
 
 def checkpoint(entries: object) -> Checkpoint:
-    return read_cpu(json.dumps({"policyName": "static", "entries": entries, "checksum": 1}))
+    return read_cpu_checkpoint(json.dumps({"policyName": "static", "entries": entries, "checksum": 1}))
 
 
 def test_what_kubelet_gave_to_pods_of_its_own() -> None:

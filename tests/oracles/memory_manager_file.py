@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.allocation.memory.state import MemoryState, NumaMemory, ResourceTable
-from proxy.backends.kubelet.checkpoints import Checkpoint, _readable, lower
+from proxy.backends.kubelet.checkpoints import Checkpoint, _readable, lower_case_keys
 from proxy.model.grants import Block, Blocks
 from proxy.model.idset import Mask
 
@@ -25,8 +25,8 @@ def held_memory(checkpoint: Checkpoint) -> MemoryState:
 
 
 def _node(raw: Mapping[str, Any]) -> NumaMemory:
-    node = lower(raw)
-    tables = {name: _table(lower(table)) for name, table in (node.get("memorymap") or {}).items()}
+    node = lower_case_keys(raw)
+    tables = {name: _table(lower_case_keys(table)) for name, table in (node.get("memorymap") or {}).items()}
     return NumaMemory(tables, Mask(node.get("cells") or ()), int(node.get("numberofassignments", 0)))
 
 
@@ -36,5 +36,5 @@ def _table(raw: Mapping[str, Any]) -> ResourceTable:
 
 
 def _blocks(raw: list[Mapping[str, Any]] | None) -> Blocks:
-    blocks = [lower(block) for block in raw or ()]
+    blocks = [lower_case_keys(block) for block in raw or ()]
     return tuple(Block(Mask(b["numaaffinity"]), str(b["type"]), int(b["size"])) for b in blocks)

@@ -16,7 +16,7 @@ from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.kubelet.checkpoint_writer import none_state, static_state
-from proxy.backends.kubelet.checkpoints import HeldCpus, held_cpus, read_cpu
+from proxy.backends.kubelet.checkpoints import HeldCpus, held_cpus, read_cpu_checkpoint
 from proxy.demo.client import CriClient, DemoPod, Started
 from proxy.demo.environment import ProxyProcess
 from proxy.demo.runtime import StandInRuntime
@@ -76,7 +76,7 @@ class PlayedKubelet:
             self.policy, self.held, self.runs = policy, {}, True
             self.write()
             return
-        found = read_cpu(self.path.read_text())
+        found = read_cpu_checkpoint(self.path.read_text())
         if found.version is None:
             raise CrashLoopError("checkpoint is corrupted")
         if found.policy != policy:

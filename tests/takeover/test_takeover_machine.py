@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 )
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.backends.kubelet.checkpoint_writer import write_text
-from proxy.backends.kubelet.checkpoints import read_cpu
+from proxy.backends.kubelet.checkpoint_writer import write_cpu_state
+from proxy.backends.kubelet.checkpoints import read_cpu_checkpoint
 from proxy.engine.container_create import place
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
@@ -125,7 +125,7 @@ class Takeovers(RuleBasedStateMachine):
         self.now += 1
         try:
             with (
-                patch.object(module, "write_text", killable(write_text)),
+                patch.object(module, "write_cpu_state", killable(write_cpu_state)),
                 patch.object(self.ledger, "write", killable(self.ledger.write)),
             ):
                 self.writer.resolve_pending()
@@ -260,7 +260,7 @@ class Takeovers(RuleBasedStateMachine):
         if not hasattr(self, "state"):
             return
         assert self.writer.record.pending is None
-        found = read_cpu(self.kubelet.path.read_text())
+        found = read_cpu_checkpoint(self.kubelet.path.read_text())
         assert found.version == 2, "the checksum is right at every moment"
         assert violations(self.state) == []
         owned = CpuSet()

@@ -10,8 +10,14 @@ import pytest
 from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.backends.kubelet.checkpoint_writer import none_state, pods_of, static_state
-from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, held_cpus, read_cpu, text_of
+from proxy.backends.kubelet.checkpoint_writer import none_state, pod_level_cpus, static_state
+from proxy.backends.kubelet.checkpoints import (
+    CheckpointError,
+    cpu_checksum_text,
+    fnv1a,
+    held_cpus,
+    read_cpu_checkpoint,
+)
 from proxy.backends.kubelet.cpu_manager import CONFIGZ
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, Enforcement
 from proxy.engine.node import Node
@@ -81,11 +87,11 @@ def odd_file(**fields: object) -> CpuManagerFile:
     """Return a file whose sets contradict each other, with the checksum that kubelet would write."""
     raw: dict[str, Any] = {"policyName": "static", "defaultCpuSet": "0-1,5-7", **fields}
     lower = {key.lower(): value for key, value in raw.items()}
-    return CpuManagerFile.of(json.dumps({**raw, "checksum": fnv1a(text_of(lower, 2))}))
+    return CpuManagerFile.of(json.dumps({**raw, "checksum": fnv1a(cpu_checksum_text(lower, 2))}))
 
 
 def sets(text: str) -> dict[str, dict[str, str]]:
-    found = read_cpu(text)
+    found = read_cpu_checkpoint(text)
     assert found.version is not None
     return {uid: {n: str(c) for n, c in pod.items()} for uid, pod in held_cpus(found).held.items()}
 
@@ -337,7 +343,7 @@ def test_owners_that_the_file_cannot_describe_are_skipped_and_reported() -> None
 def test_a_strict_reserve_is_remembered_if_kubelet_does_not_report_it() -> None:
     record = changed_copy(begun(), strict=True)
     text = kubelet_state_text(record, inputs(manager=CpuManager()), "static").text
-    assert held_cpus(read_cpu(text)).default == CpuSet([1, 5, 6, 7])
+    assert held_cpus(read_cpu_checkpoint(text)).default == CpuSet([1, 5, 6, 7])
 
 
 def test_a_kubelet_starts_again_after_a_revert_as_its_steps_say(played: Any) -> None:
@@ -385,9 +391,11 @@ def test_options_that_kubelet_has_need_not_be_set_again() -> None:
         'cpuManagerPolicyOptions: {full-pcpus-only: "true"} must be set again before kubelet starts',
     )
     text = kubelet_state_text(record, inputs(manager=partly), "static").text
-    assert held_cpus(read_cpu(text)).default >= CpuSet([0]), "the value that kubelet has now counts"
+    assert held_cpus(read_cpu_checkpoint(text)).default >= CpuSet([0]), (
+        "the value that kubelet has now counts"
+    )
     text = kubelet_state_text(record, inputs(manager=CpuManager("static")), "static").text
-    assert held_cpus(read_cpu(text)).default.isdisjoint(CpuSet([0])), "1 is true for kubelet too"
+    assert held_cpus(read_cpu_checkpoint(text)).default.isdisjoint(CpuSet([0])), "1 is true for kubelet too"
 
 
 def test_options_that_were_set_after_the_start_are_recorded_too() -> None:
@@ -401,12 +409,15 @@ def test_version_3_keeps_assignments_to_whole_pods_that_still_hold() -> None:
     file = CpuManagerFile.of(static_state(EIGHT, HELD, pods=pods, version=3))
     assert (file.version, file.policy) == (3, "static")
     made = kubelet_state_text(begun(), inputs(file=file), "static")
-    assert pods_of(read_cpu(made.text)) == {"a": CpuSet([2, 3, 5]), "b": CpuSet([4, 6])}
+    assert pod_level_cpus(read_cpu_checkpoint(made.text)) == {"a": CpuSet([2, 3, 5]), "b": CpuSet([4, 6])}
     moved = (OWNING[0], OwningContainer("b", "y", "ns/b/y", CpuSet([5])))
     assert (
-        pods_of(read_cpu(kubelet_state_text(begun(), inputs(file=file, owning=moved), "static").text)) == {}
+        pod_level_cpus(
+            read_cpu_checkpoint(kubelet_state_text(begun(), inputs(file=file, owning=moved), "static").text)
+        )
+        == {}
     )
-    assert read_cpu(kubelet_state_text(begun(), inputs(file=file), "none").text).version == 3
+    assert read_cpu_checkpoint(kubelet_state_text(begun(), inputs(file=file), "none").text).version == 3
 
 
 def test_a_file_by_container_ids_is_not_written() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.backends.kubelet.checkpoint_writer import read_text
+from proxy.backends.kubelet.checkpoint_writer import read_cpu_state
 from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.model.errors import CannotCreateError
 from proxy.takeover import writer as module
@@ -51,7 +51,7 @@ def test_a_step_that_writes(ledger: Any, directory: Path) -> None:
         7.0,
         "after",
     )
-    assert read_text(directory) == "after"
+    assert read_cpu_state(directory) == "after"
     copy = directory.parent / "ours/takeover/cpu_manager_state.before-finish"
     assert copy.read_text() == "before"
     assert oct(copy.stat().st_mode & 0o777) == "0o600"
@@ -78,10 +78,10 @@ def test_a_file_that_cannot_be_written_undoes_the_step(
         raise CannotCreateError("cannot write it: no space")
 
     writer = writer_of(ledger, directory)
-    monkeypatch.setattr(module, "write_text", full)
+    monkeypatch.setattr(module, "write_cpu_state", full)
     with pytest.raises(CannotCreateError, match="no space"):
         writer.take(finishing())
-    assert (writer.record, read_text(directory)) == (STARTED, "before")
+    assert (writer.record, read_cpu_state(directory)) == (STARTED, "before")
 
 
 def test_a_file_that_cannot_be_read_back_is_examined_before_the_next_step(
@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_read_back_is_examined_before_the_next_step(
 
     writer = writer_of(ledger, directory)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "read_text", broken)
+        patch.setattr(module, "read_cpu_state", broken)
         with pytest.raises(CheckpointError, match="Input/output error"):
             writer.take(finishing())
     assert "was completed" in writer.resolve_pending().message
@@ -111,7 +111,7 @@ def test_no_file_is_written_if_the_record_cannot_be_stored(ledger: Any, director
     ledger.write = full
     with pytest.raises(CannotCreateError, match="the ledger"):
         writer.take(finishing())
-    assert (writer.record, read_text(directory)) == (TakeoverRecord(), "before")
+    assert (writer.record, read_cpu_state(directory)) == (TakeoverRecord(), "before")
 
 
 def test_a_record_that_cannot_be_read_is_reported(ledger: Any, directory: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from proxy.backends.cluster.facts_format import FactsFile, FactsKind
-from proxy.backends.kubelet.pods import PodIndex, index_pods, pod_in
+from proxy.backends.kubelet.pods import PodIndex, find_pod, index_pods
 from proxy.executor.ports import Kubelet
 from proxy.model.errors import InputError
 from proxy.model.idset import Mask
@@ -79,7 +79,7 @@ class PodFactSources:
         return answer
 
     def _found(self, index: PodIndex, uid: str, namespace: str, name: str) -> PodRequests | None:
-        item = pod_in(index, uid, namespace, name)
+        item = find_pod(index, uid, namespace, name)
         if item is None:
             return None
         try:

@@ -31,25 +31,25 @@ from proxy.atomic_write import write_file
 from proxy.backends.kubelet.checkpoints import (
     Checkpoint,
     CheckpointError,
+    cpu_checksum_text,
     fnv1a,
     held_cpus,
-    lower,
-    read_cpu,
-    text_of,
+    lower_case_keys,
+    read_cpu_checkpoint,
 )
 from proxy.backends.kubelet.small_file import read_small_file
 from proxy.model.errors import CannotCreateError, PermissionDeniedError
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import Held
 
-NAME = "cpu_manager_state"
-CURRENT = 2
+CPU_STATE_FILE = "cpu_manager_state"
+CURRENT_VERSION = 2
 """The version that kubelet has written since 1.18, unless the gate PodLevelResourceManagers is on."""
-_BESIDE = f".{NAME}.topoproxy"
+_DRAFT_NAME = f".{CPU_STATE_FILE}.topoproxy"
 _FILE_LIMIT_BYTES = 16 << 20
 
 
-def none_state(version: int = CURRENT) -> str:
+def none_state(version: int = CURRENT_VERSION) -> str:
     """Return the text of the file for policy ``none``."""
     return _state("none", CpuSet(), {}, {}, version)
 
@@ -61,7 +61,7 @@ def static_state(
     pods: Mapping[str, CpuSet] | None = None,
     reserved: CpuSet | None = None,
     strict: bool = False,
-    version: int = CURRENT,
+    version: int = CURRENT_VERSION,
 ) -> str:
     """Return the text of the file for policy ``static``, with the exclusive CPUs of some containers.
 
@@ -86,9 +86,11 @@ def static_state(
         (taken & keep, "are reserved by kubelet"),
     ):
         if wrong:
-            raise CheckpointError(f"cannot write kubelet's {NAME}: CPUs {wrong} of containers {problem}")
+            raise CheckpointError(
+                f"cannot write kubelet's {CPU_STATE_FILE}: CPUs {wrong} of containers {problem}"
+            )
     if not whole - taken:
-        raise CheckpointError(f"cannot write kubelet's {NAME}: no CPU is left for its default set")
+        raise CheckpointError(f"cannot write kubelet's {CPU_STATE_FILE}: no CPU is left for its default set")
     return _state("static", whole - taken, held, pods or {}, version)
 
 
@@ -103,28 +105,30 @@ def _state(policy: str, default: CpuSet, held: Held, pods: Mapping[str, CpuSet],
         fields["entries"] = entries
     if pods and version >= 3:
         fields["podEntries"] = {uid: {"cpuSet": str(cpus)} for uid, cpus in sorted(pods.items())}
-    fields["checksum"] = fnv1a_of(fields, version)
+    fields["checksum"] = cpu_checksum(fields, version)
     written = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
     _verify(written, policy, default, held, version)
     return written
 
 
-def fnv1a_of(fields: Mapping[str, Any], version: int) -> int:
+def cpu_checksum(fields: Mapping[str, Any], version: int) -> int:
     """Return the checksum that kubelet computes for the fields of a file."""
-    return fnv1a(text_of(lower(fields), version))
+    return fnv1a(cpu_checksum_text(lower_case_keys(fields), version))
 
 
 def _verify(written: str, policy: str, default: CpuSet, held: Held, version: int) -> None:
     """Parse the text, and raise an error unless it reads back as intended; such a text is never written."""
-    checkpoint = read_cpu(written)
+    checkpoint = read_cpu_checkpoint(written)
     cpus = held_cpus(checkpoint)
     expected = {uid: dict(names) for uid, names in held.items() if names}
     got = {uid: dict(names) for uid, names in cpus.held.items()}
     if (checkpoint.policy, checkpoint.version, cpus.default, got) != (policy, version, default, expected):
-        raise CheckpointError(f"cannot write kubelet's {NAME}: it does not read back as it was meant")
+        raise CheckpointError(
+            f"cannot write kubelet's {CPU_STATE_FILE}: it does not read back as it was meant"
+        )
 
 
-def pods_of(checkpoint: Checkpoint) -> dict[str, CpuSet]:
+def pod_level_cpus(checkpoint: Checkpoint) -> dict[str, CpuSet]:
     """Return the CPUs of pods as a whole from a file of version 3.
 
     Raises:
@@ -132,45 +136,45 @@ def pods_of(checkpoint: Checkpoint) -> dict[str, CpuSet]:
     """
     entries = checkpoint.fields.get("podentries") or {}
     try:
-        return {uid: CpuSet.parse(lower(pod).get("cpuset", "")) for uid, pod in entries.items()}
+        return {uid: CpuSet.parse(lower_case_keys(pod).get("cpuset", "")) for uid, pod in entries.items()}
     except (ValueError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"cannot read kubelet's {NAME}: {error!r}") from None
+        raise CheckpointError(f"cannot read kubelet's {CPU_STATE_FILE}: {error!r}") from None
 
 
-def read_text(directory: Path) -> str | None:
+def read_cpu_state(directory: Path) -> str | None:
     """Read kubelet's file; None if there is none.
 
     Raises:
         CheckpointError: The file cannot be read.
     """
     try:
-        raw, _ = read_small_file(str(directory / NAME), _FILE_LIMIT_BYTES)
+        raw, _ = read_small_file(str(directory / CPU_STATE_FILE), _FILE_LIMIT_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CheckpointError(f"cannot read {directory / NAME}: {error.strerror}") from None
+        raise CheckpointError(f"cannot read {directory / CPU_STATE_FILE}: {error.strerror}") from None
     except ValueError as error:
-        raise CheckpointError(f"cannot read {directory / NAME}: {error}") from None
+        raise CheckpointError(f"cannot read {directory / CPU_STATE_FILE}: {error}") from None
     return raw.decode(errors="replace")
 
 
-def write_text(directory: Path, text: str) -> None:
+def write_cpu_state(directory: Path, text: str) -> None:
     """Replace the content of kubelet's file, atomically, with mode 0600 and the same owner.
 
     Raises:
         CannotCreateError, PermissionDeniedError: The file cannot be written; the old file is unchanged.
     """
-    replace(directory / NAME, text, directory / _BESIDE)
+    replace_file(directory / CPU_STATE_FILE, text, directory / _DRAFT_NAME)
 
 
-def sweep(directory: Path) -> None:
+def remove_draft(directory: Path) -> None:
     """Remove temporary files of interrupted writes."""
     with contextlib.suppress(OSError):
-        (directory / _BESIDE).unlink()
+        (directory / _DRAFT_NAME).unlink()
 
 
-def replace(path: Path, text: str, draft: Path) -> None:
-    """Replace a file by renaming a draft next to it; see ``write_text``."""
+def replace_file(path: Path, text: str, draft: Path) -> None:
+    """Replace a file by renaming a draft next to it; see ``write_cpu_state``."""
     try:
         write_file(path, text.encode(), draft=draft, keep_owner=True)
     except OSError as error:

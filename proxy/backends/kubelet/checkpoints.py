@@ -105,7 +105,7 @@ def fnv1a(text: str) -> int:
     return value
 
 
-def read_cpu(content: str) -> Checkpoint:
+def read_cpu_checkpoint(content: str) -> Checkpoint:
     """Read ``cpu_manager_state``.
 
     Raises:
@@ -114,7 +114,7 @@ def read_cpu(content: str) -> Checkpoint:
     return _read(content, "cpu_manager_state", {2: _cpu_2, 1: _cpu_1, 3: _cpu_3})
 
 
-def text_of(fields: Mapping[str, Any], version: int) -> str:
+def cpu_checksum_text(fields: Mapping[str, Any], version: int) -> str:
     """Return the text whose hash is the checksum of a ``cpu_manager_state``.
 
     Args:
@@ -127,7 +127,7 @@ def text_of(fields: Mapping[str, Any], version: int) -> str:
     return {1: _cpu_1, 2: _cpu_2, 3: _cpu_3}[version](fields)
 
 
-def read_memory(content: str) -> Checkpoint:
+def read_memory_checkpoint(content: str) -> Checkpoint:
     """Read ``memory_manager_state``.
 
     Raises:
@@ -141,7 +141,7 @@ def _read(content: str, file: str, texts: Mapping[int, Callable[[Mapping[str, An
         raw = load(content, largest=None)
         if not isinstance(raw, dict):
             raise ValueError("it is not a JSON object")  # noqa: TRY004, TRY301 - one kind of error for all
-        fields = lower(raw)
+        fields = lower_case_keys(raw)
         checksum = _checksum(fields.get("checksum"))
     except ValueError as error:
         raise CheckpointError(f"cannot read kubelet's {file}: {error}") from None
@@ -163,7 +163,7 @@ def _checksum(raw: object) -> int:
         raise ValueError("its checksum is not a number") from None
 
 
-def lower(raw: Mapping[str, Any]) -> dict[str, Any]:
+def lower_case_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return a structure with its keys in lower case."""
     return {name.lower(): value for name, value in raw.items()}
 
@@ -214,7 +214,7 @@ def _cpu_3(fields: Mapping[str, Any]) -> str:
 
     def pod_cpus(raw: Mapping[str, Any]) -> str:
         nonlocal remaining
-        cpus = CpuSet.parse(lower(raw).get("cpuset", ""))
+        cpus = CpuSet.parse(lower_case_keys(raw).get("cpuset", ""))
         remaining -= len(cpus)
         if remaining < 0:  # a short text can name very many CPUs; the sets of pods never overlap
             raise ValueError("more CPUs than any machine has")
@@ -245,14 +245,14 @@ def _memory_1(fields: Mapping[str, Any]) -> str:
 
 def _memory_2(fields: Mapping[str, Any]) -> str:
     def pod(raw: Mapping[str, Any]) -> str:
-        return f"{{MemoryBlocks:([]state.Block){_blocks(lower(raw).get('memoryblocks'))}}}"
+        return f"{{MemoryBlocks:([]state.Block){_blocks(lower_case_keys(raw).get('memoryblocks'))}}}"
 
     pods = _nested(fields.get("podentries", {}), pod)
     return _memory(fields, f"PodEntries:(state.PodMemoryAssignments){pods}")
 
 
 def _node(raw: Mapping[str, Any]) -> str:
-    node = lower(raw)
+    node = lower_case_keys(raw)
     tables = _nested(node.get("memorymap"), _table)
     return (
         f"<*>{{NumberOfAssignments:(int){int(node.get('numberofassignments', 0))}"
@@ -271,7 +271,7 @@ _AMOUNTS = {
 
 
 def _table(raw: Mapping[str, Any]) -> str:
-    table = lower(raw)
+    table = lower_case_keys(raw)
     return f"<*>{{{' '.join(f'{go}:(uint64){int(table.get(key, 0))}' for go, key in _AMOUNTS.items())}}}"
 
 
@@ -280,7 +280,7 @@ def _list(raw: Iterable[object] | None) -> str:
 
 
 def _blocks(raw: Iterable[Mapping[str, Any]] | None) -> str:
-    return _list(None if raw is None else [_block(lower(block)) for block in raw])
+    return _list(None if raw is None else [_block(lower_case_keys(block)) for block in raw])
 
 
 def _block(block: Mapping[str, Any]) -> str:

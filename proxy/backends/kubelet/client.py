@@ -77,10 +77,10 @@ class PodsApi:
         metadata = answer.pod.metadata
         if uid not in (metadata.uid, metadata.annotations.get(CONFIG_HASH)):
             raise KubeletError(f"cannot query kubelet for a pod at {self._channel.path}: it gave another one")
-        return pod_spec(_plain(answer.pod), f"{metadata.namespace}/{metadata.name}", listed=True)
+        return pod_spec(_pod_json(answer.pod), f"{metadata.namespace}/{metadata.name}", listed=True)
 
 
-def _plain(pod: pb.Pod) -> dict[str, Any]:
+def _pod_json(pod: pb.Pod) -> dict[str, Any]:
     """Return a pod in the form of Kubernetes' JSON."""
     metadata = {
         "name": pod.metadata.name,
@@ -130,7 +130,7 @@ class KubeletClient:
         """
         self._errors = SourceErrorLog(report_problem, report_resolved)
         self._clock = clock
-        self._hung = RetryTimes[str](settings.retry_backoff)
+        self._retry_times = RetryTimes[str](settings.retry_backoff)
         self._no_api_until = _NEVER
         self._list = PodList(lambda: fetch_pods(settings), clock) if settings.pods_url else None
         self._channels: list[UnixChannel] = []
@@ -157,9 +157,9 @@ class KubeletClient:
             return None
         spec, source, pods = None, PODS_API, self._list
         if self._api is not None and self._clock() >= self._no_api_until:
-            spec = self._tried(PODS_API, lambda: self._from_api(uid))
+            spec = self._query_source(PODS_API, lambda: self._from_api(uid))
         if spec is None and pods is not None:
-            spec, source = self._tried(POD_LIST, lambda: pods.find(uid, namespace, name)), POD_LIST
+            spec, source = self._query_source(POD_LIST, lambda: pods.find(uid, namespace, name)), POD_LIST
         return None if spec is None else (replace(spec.requests, uid=uid), source)
 
     def devices(self, namespace: str, pod: str, container: str) -> tuple[LocatedDevice, ...] | None:
@@ -167,14 +167,14 @@ class KubeletClient:
         resources = self._resources
         if resources is None:
             return None
-        return self._tried(POD_RESOURCES, lambda: resources.of_container(namespace, pod, container))
+        return self._query_source(POD_RESOURCES, lambda: resources.of_container(namespace, pod, container))
 
     def allocatable(self) -> Devices:
         """Read all devices: resource to id to NUMA nodes; empty if kubelet does not answer."""
         resources = self._resources
         if resources is None:
             return {}
-        return self._tried(POD_RESOURCES, resources.allocatable) or {}
+        return self._query_source(POD_RESOURCES, resources.allocatable) or {}
 
     def close(self) -> None:
         """Close the channels."""
@@ -199,29 +199,29 @@ class KubeletClient:
                 self._no_api_until = self._clock() + PODS_API_PAUSE_S
             raise
 
-    def _tried(self, source: str, query: Callable[[], T | None]) -> T | None:
-        if not self._hung.due(source, self._clock()):
+    def _query_source(self, source: str, query: Callable[[], T | None]) -> T | None:
+        if not self._retry_times.due(source, self._clock()):
             return None
         try:
             answer = query()
         except KubeletError as error:
             if error.code == GrpcStatus.DEADLINE_EXCEEDED:
-                self._hung.failed(source, self._clock())
+                self._retry_times.failed(source, self._clock())
             else:
-                self._hung.succeeded(source)
+                self._retry_times.succeeded(source)
             self._errors.add(source, str(error))
         except TopoproxyError as error:
             self._errors.add(source, str(error))
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the node
             self._errors.add(source, f"cannot query {source}: {type(error).__name__}: {error}")
         else:
-            self._hung.succeeded(source)
+            self._retry_times.succeeded(source)
             self._errors.clear(source)
             return answer
         return None
 
 
-UNUSABLE = "cannot use a source of kubelet"
+SOURCE_UNUSABLE = "cannot use a source of kubelet"
 
 
 class SourceErrorLog:
@@ -243,11 +243,11 @@ class SourceErrorLog:
             if len(known_causes) >= _MOST_CAUSES:  # causes that name pods would fill memory
                 known_causes.clear()
             known_causes.add(cause)
-        self._report_problem(UNUSABLE, source=source, reason=cause)
+        self._report_problem(SOURCE_UNUSABLE, source=source, reason=cause)
 
     def clear(self, source: str) -> None:
         """Record that a source works."""
         with self._lock:
             known_causes = self._reported.pop(source, None)
         if known_causes:
-            self._report_resolved(UNUSABLE, source=source)
+            self._report_resolved(SOURCE_UNUSABLE, source=source)

@@ -30,7 +30,7 @@ from proxy.backends.kubelet.fetch import fetch_configz
 from proxy.backends.kubelet.manager_settings import ManagerSettings, manager_settings
 from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
 from proxy.backends.kubelet.small_file import FileStamp, file_stamp, read_small_file
-from proxy.backends.kubelet.state_files import CPU_STATE, StateFile, StateFileContents
+from proxy.backends.kubelet.state_files import CPU_STATE_FILE, StateFile, StateFileContents
 from proxy.model.backoff import RetryTimes
 from proxy.model.errors import ConfigError
 from proxy.model.grpc_status import GrpcStatus
@@ -208,13 +208,13 @@ def _reserved(
 
 def _held(checkpoint: Checkpoint, path: str) -> tuple[CpuSet, Held, str]:
     """Return kubelet's default set, the CPUs that it assigned to containers, and the problem if any."""
-    from proxy.backends.kubelet.checkpoint_writer import pods_of
+    from proxy.backends.kubelet.checkpoint_writer import pod_level_cpus
     from proxy.backends.kubelet.checkpoints import CheckpointError, held_cpus
 
     if checkpoint.version == 1 and checkpoint.fields.get("entries"):
         return CpuSet(), {}, f"cannot use {path}: it is of a kubelet before 1.18, and names no pods"
     try:
-        assignments, pods = held_cpus(checkpoint), pods_of(checkpoint)
+        assignments, pods = held_cpus(checkpoint), pod_level_cpus(checkpoint)
     except CheckpointError as error:
         return CpuSet(), {}, f"cannot use {path}: {error}"
     held = {uid: {n: c for n, c in names.items() if c} for uid, names in assignments.held.items()}
@@ -253,14 +253,14 @@ class KubeletCpuManagerReader:
         self._settings = settings
         self._topology = topology
         self._clock = clock
-        self._state = StateFile(f"{state_dir}/{CPU_STATE}")
+        self._state = StateFile(f"{state_dir}/{CPU_STATE_FILE}")
         self._file = ConfigFile(config_file or f"{state_dir}/config.yaml")
-        self._hung = RetryTimes[str](settings.retry_backoff)
+        self._retry_times = RetryTimes[str](settings.retry_backoff)
         self._configz_valid_until = float("-inf")
         self._live: ManagerSettings | None = None
         self._configz_error = ""
         self._reported = KubeletSettingsReport()
-        self._made_of: tuple[KubeletSettingsReport, StateFileContents] | None = None
+        self._manager_inputs: tuple[KubeletSettingsReport, StateFileContents] | None = None
         self._manager = CpuManager()
 
     def refresh(self) -> None:
@@ -269,7 +269,11 @@ class KubeletCpuManagerReader:
         See ``proxy.executor.ports.KubeletCpuManager``.
         """
         now = self._clock()
-        if self._settings.configz and now >= self._configz_valid_until and self._hung.due(CONFIGZ, now):
+        if (
+            self._settings.configz
+            and now >= self._configz_valid_until
+            and self._retry_times.due(CONFIGZ, now)
+        ):
             self._query()
         problems = (self._configz_error,) if self._configz_error else ()
         report = KubeletSettingsReport(self._live, CONFIGZ, problems, live=True)
@@ -284,9 +288,13 @@ class KubeletCpuManagerReader:
     def read(self) -> CpuManager:
         """Read the state file and return the CPU manager; see ``proxy.executor.ports.KubeletCpuManager``."""
         report, seen = self._reported, self._state.read()
-        if self._made_of is None or self._made_of[0] is not report or self._made_of[1] is not seen:
+        if (
+            self._manager_inputs is None
+            or self._manager_inputs[0] is not report
+            or self._manager_inputs[1] is not seen
+        ):
             self._manager = manager_state(report, seen, self._state.path, self._topology)
-            self._made_of = (report, seen)
+            self._manager_inputs = (report, seen)
             if report.settings and seen.checkpoint and seen.checkpoint.policy != report.settings.policy:
                 self._configz_valid_until = float("-inf")  # kubelet may have restarted with another policy
         return self._manager
@@ -297,12 +305,12 @@ class KubeletCpuManagerReader:
             self._live = read_configz(self._settings)
         except KubeletError as error:
             if error.code == GrpcStatus.DEADLINE_EXCEEDED:
-                self._hung.failed(CONFIGZ, self._clock())
+                self._retry_times.failed(CONFIGZ, self._clock())
             else:
-                self._hung.succeeded(CONFIGZ)
+                self._retry_times.succeeded(CONFIGZ)
             self._configz_error = str(error)
         else:
-            self._hung.succeeded(CONFIGZ)
+            self._retry_times.succeeded(CONFIGZ)
             self._configz_error, self._configz_valid_until = "", self._clock() + QUERY_AGAIN_S
 
 

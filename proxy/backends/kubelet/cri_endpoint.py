@@ -25,12 +25,19 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from proxy.backends.kubelet.unit_files import Span, flags_of, last_flag, read_span, unit_command, unit_sources
+from proxy.backends.kubelet.unit_files import (
+    Span,
+    flags_of,
+    last_endpoint_flag,
+    read_span,
+    unit_command,
+    unit_sources,
+)
 
-UNIT = "kubelet.service"
+KUBELET_UNIT = "kubelet.service"
 MICROK8S_UNIT = "snap.microk8s.daemon-kubelite.service"
-MICROK8S = "var/snap/microk8s/current/args/kubelet"
-DEFAULT = "unix:///run/containerd/containerd.sock"
+MICROK8S_ARGUMENTS = "var/snap/microk8s/current/args/kubelet"
+DEFAULT_ENDPOINT = "unix:///run/containerd/containerd.sock"
 """kubelet's endpoint if no file names one (v1.36 pkg/kubelet/apis/config/v1beta1/defaults.go)."""
 _KEY = re.compile(
     r"(?:^|[{,]\s*)[\"']?containerRuntimeEndpoint[\"']?[ \t]*:[ \t]*"
@@ -40,18 +47,18 @@ _KEY = re.compile(
 _NULLS = ("null", "Null", "NULL", "~")
 """Words that YAML reads as no value, for which kubelet uses its default."""
 
-EMBEDDED = "unix:///run/k3s/containerd/containerd.sock"
+RANCHER_ENDPOINT = "unix:///run/k3s/containerd/containerd.sock"
 """The containerd of k3s and of RKE2."""
-UNITS = {
+RANCHER_UNITS = {
     "k3s.service": "k3s",
     "k3s-agent.service": "k3s",
     "rke2-server.service": "rke2",
     "rke2-agent.service": "rke2",
 }
-OWN_FILE = "zz-topoproxy.yaml"
+TOPOPROXY_FILE = "zz-topoproxy.yaml"
 _WANTS = "etc/systemd/system/multi-user.target.wants"
-_ARGUMENT = re.compile(r"^[^#\n]*?\bcontainer[-_]runtime[-_]endpoint=([^\s\"',\]]+)", re.MULTILINE)
-_RUNTIME = re.compile(r"^container-runtime-endpoint[ \t]*:[ \t]*[\"']?([^\s\"'#]+)", re.MULTILINE)
+_KUBELET_ARGUMENT = re.compile(r"^[^#\n]*?\bcontainer[-_]runtime[-_]endpoint=([^\s\"',\]]+)", re.MULTILINE)
+_RUNTIME_KEY = re.compile(r"^container-runtime-endpoint[ \t]*:[ \t]*[\"']?([^\s\"'#]+)", re.MULTILINE)
 
 
 class RancherFiles(Struct, frozen=True):
@@ -61,13 +68,13 @@ class RancherFiles(Struct, frozen=True):
         unit: The unit that runs it.
         argument: The endpoint in ``kubelet-arg``; None if no file has it.
         runtime: The endpoint that kubelet gets if ``argument`` is None.
-        own_file: The file in which topoproxy can add a flag; it is read after all others.
+        topoproxy_file: The file in which topoproxy can add a flag; it is read after all others.
     """
 
     unit: str
     argument: Span | None
     runtime: str
-    own_file: Path
+    topoproxy_file: Path
 
 
 def rancher_files(root: Path) -> RancherFiles | None:
@@ -76,22 +83,22 @@ def rancher_files(root: Path) -> RancherFiles | None:
     Args:
         root: Used in place of ``/``.
     """
-    units = [unit for unit in UNITS if unit_sources(root, unit)]
+    units = [unit for unit in RANCHER_UNITS if unit_sources(root, unit)]
     if not units:
         return None
     # RKE2 installs both of its units, and enables one.
     unit = next((unit for unit in units if (root / _WANTS / unit).is_symlink()), units[0])
-    config = Path("etc/rancher") / UNITS[unit] / "config.yaml"
+    config = Path("etc/rancher") / RANCHER_UNITS[unit] / "config.yaml"
     drop_ins = root / f"{config}.d"
-    argument, runtime = None, EMBEDDED
+    argument, runtime = None, RANCHER_ENDPOINT
     for path in (root / config, *sorted(drop_ins.glob("*.yaml"))):
         whole = read_span(path)
-        for match in _ARGUMENT.finditer(whole.text if whole else ""):
+        for match in _KUBELET_ARGUMENT.finditer(whole.text if whole else ""):
             assert whole is not None
             argument = whole.part(*match.span(1))
-        for match in _RUNTIME.finditer(whole.text if whole else ""):
+        for match in _RUNTIME_KEY.finditer(whole.text if whole else ""):
             runtime = match[1]
-    return RancherFiles(unit, argument, runtime, Path("/") / f"{config}.d" / OWN_FILE)
+    return RancherFiles(unit, argument, runtime, Path("/") / f"{config}.d" / TOPOPROXY_FILE)
 
 
 class KubeletFiles(Struct, frozen=True):
@@ -105,7 +112,8 @@ class KubeletFiles(Struct, frozen=True):
         config: The value in the configuration file.
         config_file: The configuration file, even if it names no endpoint.
         default: The endpoint that kubelet uses if no file names one.
-        own_file: The file from which k3s or RKE2 reads topoproxy's flag; None if kubelet has its own unit.
+        topoproxy_file: The file from which k3s or RKE2 reads topoproxy's flag; None if kubelet has its own
+            unit.
     """
 
     unit: str
@@ -114,8 +122,8 @@ class KubeletFiles(Struct, frozen=True):
     drop_in: Span | None
     config: Span | None
     config_file: Path
-    default: str = DEFAULT
-    own_file: Path | None = None
+    default: str = DEFAULT_ENDPOINT
+    topoproxy_file: Path | None = None
 
     @property
     def effective(self) -> Span | None:
@@ -144,25 +152,30 @@ def kubelet_files(
         flags: The flags of the running kubelet, which are used if no unit of kubelet is found.
         root: Used in place of ``/``.
     """
-    command = unit_command(root, UNIT)
-    unit = UNIT if command else ""
+    command = unit_command(root, KUBELET_UNIT)
+    unit = KUBELET_UNIT if command else ""
     if command is not None:
         flag, flags = command.endpoint(), command.flags()
-    elif args := read_span(root / MICROK8S):
-        unit, flag, flags = MICROK8S_UNIT, last_flag(args), dict(flags_of(args.text.split()))
+    elif args := read_span(root / MICROK8S_ARGUMENTS):
+        unit, flag, flags = MICROK8S_UNIT, last_endpoint_flag(args), dict(flags_of(args.text.split()))
     elif rancher := rancher_files(root):
-        config = root / rancher.own_file.parent.with_suffix("").relative_to("/")
+        config = root / rancher.topoproxy_file.parent.with_suffix("").relative_to("/")
         return KubeletFiles(
-            rancher.unit, rancher.argument, None, None, None, config, rancher.runtime, rancher.own_file
+            rancher.unit, rancher.argument, None, None, None, config, rancher.runtime, rancher.topoproxy_file
         )
     else:
         env, flags = read_span(directory / "kubeadm-flags.env"), flags or {}
-        flag = last_flag(env) if env else None
+        flag = last_endpoint_flag(env) if env else None
     config = _below(root, flags["config"]) if flags.get("config") else directory / "config.yaml"
     drop_ins = list(_drop_ins(_below(root, flags["config-dir"]))) if flags.get("config-dir") else []
-    named = (span for path in reversed(drop_ins) if (span := _key(path)))
+    named = (span for path in reversed(drop_ins) if (span := _endpoint_of_file(path)))
     return KubeletFiles(
-        unit, flag, _key(directory / "instance-config.yaml"), next(named, None), _key(config), config
+        unit,
+        flag,
+        _endpoint_of_file(directory / "instance-config.yaml"),
+        next(named, None),
+        _endpoint_of_file(config),
+        config,
     )
 
 
@@ -202,7 +215,7 @@ def _drop_ins(directory: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
-def _key(path: Path) -> Span | None:
+def _endpoint_of_file(path: Path) -> Span | None:
     """Return the position of a file's ``containerRuntimeEndpoint``; None if it has none, or null."""
     whole = read_span(path)
     value = None

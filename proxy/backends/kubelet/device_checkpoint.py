@@ -23,7 +23,7 @@ from typing import Any
 from msgspec import Struct
 
 from proxy.backends.device_plugins.messages import PluginAnswerError, read_container_answer
-from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, lower
+from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, lower_case_keys
 from proxy.backends.kubelet.small_file import read_small_file
 from proxy.engine.held_devices import DeviceRecord, PodDevices
 from proxy.executor.device_ports import DevicePluginError
@@ -31,7 +31,7 @@ from proxy.model.errors import TopoproxyError
 from proxy.pools.go_json import load
 from proxy.telemetry.port import Telemetry
 
-DEVICE_STATE = "device-plugins/kubelet_internal_checkpoint"
+DEVICE_STATE_FILE = "device-plugins/kubelet_internal_checkpoint"
 FILE_LIMIT_BYTES = 32 << 20
 """The most bytes that the file may have; answers to Allocate are part of it."""
 PROBLEM = "cannot take over devices that kubelet has assigned"
@@ -45,13 +45,13 @@ class DeviceCheckpoint(Struct, frozen=True):
         pods: The devices of the containers of each pod, by uid, container name and resource.
         unread: Why entries cannot be used, one text for each such entry.
         unread_resources: The resources of unusable entries with devices; ``""`` if an entry has no resource.
-        whole: Whether the checksum matches.
+        has_correct_checksum: Whether the checksum in the file matches its content.
     """
 
     pods: Mapping[str, PodDevices]
     unread: tuple[str, ...]
     unread_resources: frozenset[str]
-    whole: bool
+    has_correct_checksum: bool
 
 
 class KubeletDevicesReader:
@@ -64,7 +64,7 @@ class KubeletDevicesReader:
             state_dir: kubelet's root directory.
             telemetry: Takes the problems with the file.
         """
-        self._path = f"{state_dir}/{DEVICE_STATE}"
+        self._path = f"{state_dir}/{DEVICE_STATE_FILE}"
         self._telemetry = telemetry
 
     def read(self, resource: str) -> Mapping[str, PodDevices]:
@@ -82,7 +82,7 @@ class KubeletDevicesReader:
             raise self._unknown(resource, error) from None
         for reason in checkpoint.unread:
             self._telemetry.problem(PROBLEM, path=self._path, err=reason)
-        if not checkpoint.whole:
+        if not checkpoint.has_correct_checksum:
             self._telemetry.problem(
                 "took devices over from a checkpoint whose checksum does not match", path=self._path
             )
@@ -104,11 +104,11 @@ def read_device_checkpoint(content: str) -> DeviceCheckpoint:
     """
     try:
         raw: Any = load(content, largest=None)
-        fields = lower(raw)
-        data = lower(fields["data"])
-        entries = [lower(entry) for entry in data.get("poddeviceentries") or ()]
+        fields = lower_case_keys(raw)
+        data = lower_case_keys(fields["data"])
+        entries = [lower_case_keys(entry) for entry in data.get("poddeviceentries") or ()]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"cannot read kubelet's {DEVICE_STATE}: {error!r}") from None
+        raise CheckpointError(f"cannot read kubelet's {DEVICE_STATE_FILE}: {error!r}") from None
     pods: dict[str, dict[str, dict[str, DeviceRecord]]] = {}
     unread: list[str] = []
     unread_resources: set[str] = set()
@@ -123,20 +123,20 @@ def read_device_checkpoint(content: str) -> DeviceCheckpoint:
             continue
         pods.setdefault(uid, {}).setdefault(name, {})[resource] = record
     try:
-        whole = fields.get("checksum") == fnv1a(device_text(data))
+        has_correct_checksum = fields.get("checksum") == fnv1a(device_checksum_text(data))
     except (AttributeError, KeyError, TypeError, ValueError):
-        whole = False
-    return DeviceCheckpoint(pods, tuple(unread), frozenset(unread_resources), whole)
+        has_correct_checksum = False
+    return DeviceCheckpoint(pods, tuple(unread), frozenset(unread_resources), has_correct_checksum)
 
 
-def device_text(data: Mapping[str, Any]) -> str:
+def device_checksum_text(data: Mapping[str, Any]) -> str:
     """Return the text whose hash is the checksum.
 
     Args:
         data: The inner structure, with its keys in lower case.
     """
     entries = data.get("poddeviceentries")
-    shown = _NIL if entries is None else f"[{' '.join(_entry(lower(each)) for each in entries)}]"
+    shown = _NIL if entries is None else f"[{' '.join(_entry(lower_case_keys(each)) for each in entries)}]"
     registered = data.get("registereddevices")
     devices = _NIL if registered is None else _lists(sorted(registered.items()))
     return (

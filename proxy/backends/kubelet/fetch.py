@@ -44,12 +44,12 @@ class _Endpoint(Struct, frozen=True):
     Attributes:
         name: Its name in messages.
         path: Its path, used if the configured address has none.
-        right: The resource on which the API server must permit ``get``.
+        resource: The resource on which the API server must permit ``get``.
     """
 
     name: str
     path: str
-    right: str
+    resource: str
 
 
 _PODS = _Endpoint("the pods", "/pods", "nodes/pods")
@@ -106,7 +106,7 @@ def _shown(url: SplitResult) -> str:
     return f"{url.scheme}://{host}{port}{url.path}"
 
 
-class _Bounded:
+class _DeadlineSocket:
     """A connected socket for http.client; every wait ends at the same deadline."""
 
     def __init__(self, connected: socket.socket, deadline: float) -> None:
@@ -151,7 +151,7 @@ def _exchange(settings: KubeletSettings, url: SplitResult, endpoint: _Endpoint) 
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ValueError("this is not an http or https address")
     headers = {"Accept": "application/json", "Connection": "close", **_authorization(settings, url.scheme)}
-    secure = _security(settings) if url.scheme == "https" else None
+    secure = _tls_context(settings) if url.scheme == "https" else None
     port = url.port or (443 if secure else 80)
     connected = _connect(url.hostname, port, deadline)
     try:
@@ -159,7 +159,7 @@ def _exchange(settings: KubeletSettings, url: SplitResult, endpoint: _Endpoint) 
             connected.settimeout(_remaining_s(deadline))
             connected = secure.wrap_socket(connected, server_hostname=url.hostname)
         connection = http.client.HTTPConnection(url.hostname, port)
-        bounded: Any = _Bounded(connected, deadline)
+        bounded: Any = _DeadlineSocket(connected, deadline)
         connection.sock = bounded
         path = endpoint.path if url.path in ("", "/") else url.path
         connection.request("GET", f"{path}?{url.query}" if url.query else path, headers=headers)
@@ -185,7 +185,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
     raise failure
 
 
-def _security(settings: KubeletSettings) -> ssl.SSLContext:
+def _tls_context(settings: KubeletSettings) -> ssl.SSLContext:
     memory_trim.allow_tls()  # the daemon forbids importing ssl until it is needed, to save memory
     import ssl
 
@@ -228,7 +228,7 @@ def _body(response: http.client.HTTPResponse, endpoint: _Endpoint) -> bytes:
     if response.status != 200:
         text = " ".join(response.read(_LONGEST_REASON).decode("ascii", "replace").split())
         text = "".join(c if c.isprintable() else "?" for c in text)
-        hint = {401: _CREDENTIALS_HINT, 403: f"; allow get on {endpoint.right} or nodes/proxy"}.get(
+        hint = {401: _CREDENTIALS_HINT, 403: f"; allow get on {endpoint.resource} or nodes/proxy"}.get(
             response.status, ""
         )
         raise ValueError(f"it answers {response.status} {response.reason}: {text or 'no reason given'}{hint}")

@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
 
 PROBLEM = "cannot compare our devices with those of kubelet"
-Functions = Callable[[str], Iterable[str]]
+PciFunctionLookup = Callable[[str], Iterable[str]]
 """Returns the addresses of the PCI functions behind a CDI name."""
 
 
 class OtherManagersReader:
     """Reads from kubelet which devices it manages; call it in a thread."""
 
-    def __init__(self, kubelet: SharedPodResources, functions: Functions, telemetry: Telemetry) -> None:
+    def __init__(
+        self, kubelet: SharedPodResources, functions: PciFunctionLookup, telemetry: Telemetry
+    ) -> None:
         """Prepare; nothing is requested yet.
 
         Args:
@@ -42,7 +44,7 @@ class OtherManagersReader:
     def read(self) -> ManagedElsewhere | None:
         """Return kubelet's report; None if kubelet does not answer."""
         try:
-            devices, pods = self._kubelet.devices(), self._kubelet.pods()
+            devices, pods = self._kubelet.allocatable_resources(), self._kubelet.pods()
         except KubeletError as error:
             self._telemetry.problem(PROBLEM, err=error)
             return None

@@ -57,7 +57,7 @@ class NodeFile:
             if attempt:
                 self._pause(PAUSE_S)
             try:
-                self._take(read_small_file(str(self._path), FILE_LIMIT_BYTES)[0])
+                self._load(read_small_file(str(self._path), FILE_LIMIT_BYTES)[0])
             except FileNotFoundError:
                 cause = "there is no such file"
             except OSError as error:
@@ -74,7 +74,7 @@ class NodeFile:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _take(self, data: bytes) -> None:
+    def _load(self, data: bytes) -> None:
         digest = hashlib.blake2b(data, digest_size=16).digest()
         if digest != self._digest:
             self._last = node_meta(_decoded(data))

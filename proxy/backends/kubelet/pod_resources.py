@@ -71,7 +71,7 @@ class PodResources:
         entry = self._pod(namespace, pod)
         for listed in entry.containers if entry else ():
             if listed.name == container:
-                return _near(listed)
+                return _located_devices(listed)
         return None
 
     def allocatable(self) -> Devices:
@@ -87,7 +87,7 @@ class PodResources:
             if (now := self._clock()) < self._fresh_until:
                 return self._allocatable
             try:
-                answer = self.devices()
+                answer = self.allocatable_resources()
             except KubeletError:
                 # The last answer is used for a while, which is longer if this attempt took longer.
                 ended = self._clock()
@@ -106,7 +106,7 @@ class PodResources:
 
         return self._call("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
 
-    def devices(self) -> pb.AllocatableResourcesResponse:
+    def allocatable_resources(self) -> pb.AllocatableResourcesResponse:
         """Return the resources that kubelet can assign; of its devices, only the healthy ones.
 
         Raises:
@@ -149,7 +149,7 @@ class PodResources:
         return self._channel.call(action, path, request, answer)
 
 
-def _near(listed: pb.ContainerResources) -> tuple[LocatedDevice, ...]:
+def _located_devices(listed: pb.ContainerResources) -> tuple[LocatedDevice, ...]:
     plugged = [
         LocatedDevice(name, resource, nodes, SOURCE if nodes else "")
         for resource, ids in _devices(listed.devices).items()

@@ -64,13 +64,13 @@ def read_items(content: bytes) -> Iterator[object]:
     """
     text = _JsonCursor(content.decode())
     for key in text.fields():
-        if key == "items" and text.takes("["):
+        if key == "items" and text.skip("["):
             yield from text.rest_of_list()
             continue
         value = text.value()
         if (key == "kind" and value != "PodList") or (key == "items" and value is not None):
             raise ValueError("it is not a PodList")
-    if text.next():
+    if text.peek():
         raise ValueError(f"there is more text after its end, at character {text.at}")
 
 
@@ -82,50 +82,50 @@ class _JsonCursor:
         self._decode = json.JSONDecoder().raw_decode
         self.at = 0
 
-    def next(self) -> str:
+    def peek(self) -> str:
         """Return the next character after blanks; empty at the end."""
         blanks = _SPACE.match(self._text, self.at)
         self.at = blanks.end() if blanks else self.at
         return self._text[self.at : self.at + 1]
 
-    def takes(self, mark: str) -> bool:
+    def skip(self, mark: str) -> bool:
         """Step over a mark if it comes next; return whether it did."""
-        is_next = self.next() == mark
+        is_next = self.peek() == mark
         self.at += is_next
         return is_next
 
-    def need(self, mark: str) -> None:
-        if not self.takes(mark):
+    def require(self, mark: str) -> None:
+        if not self.skip(mark):
             raise ValueError(f"{mark!r} is missing at character {self.at}")
 
     def value(self) -> object:
-        self.next()
+        self.peek()
         value: object
         value, self.at = self._decode(self._text, self.at)
         return value
 
     def fields(self) -> Iterator[str]:
         """Yield the keys of an object; the caller reads the value of each key before the next key."""
-        self.need("{")
-        ended = self.takes("}")
+        self.require("{")
+        ended = self.skip("}")
         while not ended:
             key = self.value()
             if not isinstance(key, str):
                 raise ValueError(f"a key is missing before character {self.at}")  # noqa: TRY004 - as above
-            self.need(":")
+            self.require(":")
             yield key
-            ended = self.takes("}")
+            ended = self.skip("}")
             if not ended:
-                self.need(",")
+                self.require(",")
 
     def rest_of_list(self) -> Iterator[object]:
         """Yield the items of a list whose opening bracket has been read."""
-        ended = self.takes("]")
+        ended = self.skip("]")
         while not ended:
             yield self.value()
-            ended = self.takes("]")
+            ended = self.skip("]")
             if not ended:
-                self.need(",")
+                self.require(",")
 
 
 class PodList:
@@ -166,7 +166,7 @@ class PodList:
         came = self._clock()
         with self._lock:
             now = self._clock()
-            item = pod_in(self._items, uid, namespace, name) if now - self._started < FRESH_S else None
+            item = find_pod(self._items, uid, namespace, name) if now - self._started < FRESH_S else None
             rests = (
                 came < self._retry_not_before or now - self._requested_at.get(uid, _NEVER) < SAME_POD_PAUSE_S
             )
@@ -174,7 +174,7 @@ class PodList:
                 self._renew(uid, now)
             if self._failure:
                 raise KubeletError(self._failure)  # no code: this class decides when to request again
-            item = item or pod_in(self._items, uid, namespace, name)
+            item = item or find_pod(self._items, uid, namespace, name)
         return None if item is None else pod_spec(item, f"{namespace}/{name}", listed=True)
 
     def _renew(self, uid: str, now: float) -> None:
@@ -210,7 +210,7 @@ def index_pods(items: Iterable[object]) -> PodIndex:
     return index
 
 
-def pod_in(index: PodIndex, uid: str, namespace: str, name: str) -> Item | None:
+def find_pod(index: PodIndex, uid: str, namespace: str, name: str) -> Item | None:
     """Find the pod of a CRI sandbox; None if kubelet does not list it."""
     return index.get((uid,)) or index.get((uid, namespace, name))
 

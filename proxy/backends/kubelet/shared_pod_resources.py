@@ -42,7 +42,7 @@ class SharedPodResources:
         self._channel = UnixChannel(socket, CALL_S)
         api = PodResources(self._channel, time.monotonic)
         self._pods = SharedAnswer(api.pods, time.monotonic)
-        self._devices = SharedAnswer(api.devices, time.monotonic)
+        self._allocatable_resources = SharedAnswer(api.allocatable_resources, time.monotonic)
 
     def pods(self) -> pb.ListPodResourcesResponse:
         """Return kubelet's list of all pods.
@@ -52,13 +52,13 @@ class SharedPodResources:
         """
         return self._pods.get()
 
-    def devices(self) -> pb.AllocatableResourcesResponse:
+    def allocatable_resources(self) -> pb.AllocatableResourcesResponse:
         """Return the resources that kubelet can assign.
 
         Raises:
             KubeletError: Kubelet does not answer.
         """
-        return self._devices.get()
+        return self._allocatable_resources.get()
 
     def close(self) -> None:
         """Close the channel; calls after that fail."""

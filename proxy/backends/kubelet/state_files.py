@@ -25,7 +25,7 @@ from proxy.backends.kubelet.small_file import FileStamp, file_stamp, read_small_
 if TYPE_CHECKING:
     from proxy.backends.kubelet.checkpoints import Checkpoint
 
-CPU_STATE = "cpu_manager_state"
+CPU_STATE_FILE = "cpu_manager_state"
 PAUSES_S = (0.002, 0.004, 0.008, 0.016, 0.032)
 """Seconds between reads of a file that is not whole."""
 RECENT_NS = 100_000_000
@@ -72,11 +72,11 @@ class StateFile:
         try:
             now = file_stamp(self.path)
             if now is None:
-                self._keep(StateFileContents(), None, b"")
+                self._set_contents(StateFileContents(), None, b"")
             elif now != self._stamp:
                 self._read()
         except OSError as error:
-            self._failed(error.strerror or str(error))
+            self._set_problem(error.strerror or str(error))
         return self._contents
 
     def _read(self) -> None:
@@ -85,10 +85,10 @@ class StateFile:
             try:
                 content, seen = read_small_file(self.path)
             except FileNotFoundError:
-                self._keep(StateFileContents(), None, b"")
+                self._set_contents(StateFileContents(), None, b"")
                 return
             except ValueError as error:
-                self._failed(str(error))
+                self._set_problem(str(error))
                 return
             stamp = seen if self._wall_clock_ns() - seen.modified_ns > RECENT_NS else None
             if (
@@ -98,21 +98,21 @@ class StateFile:
             ):
                 self._stamp = stamp
                 return
-            checkpoint, cause = _whole(content)
+            checkpoint, cause = _parsed_checkpoint(content)
             if checkpoint is not None:
-                self._keep(StateFileContents(checkpoint), stamp, content)
+                self._set_contents(StateFileContents(checkpoint), stamp, content)
                 return
             if pause is not None:
                 self._pause(pause)
-        self._failed(cause)
+        self._set_problem(cause)
         self._stamp = stamp
 
-    def _keep(self, contents: StateFileContents, stamp: FileStamp | None, content: bytes) -> None:
+    def _set_contents(self, contents: StateFileContents, stamp: FileStamp | None, content: bytes) -> None:
         if contents != self._contents:
             self._contents = contents
         self._stamp, self._content = stamp, content
 
-    def _failed(self, cause: str) -> None:
+    def _set_problem(self, cause: str) -> None:
         """Record why the file cannot be read; its last good content stays in effect."""
         stands = "; its last content stays in effect" if self._contents.checkpoint is not None else ""
         contents = StateFileContents(
@@ -123,14 +123,14 @@ class StateFile:
         self._stamp = None
 
 
-def _whole(content: bytes) -> tuple[Checkpoint | None, str]:
+def _parsed_checkpoint(content: bytes) -> tuple[Checkpoint | None, str]:
     """Parse a content; if it is not a whole file of kubelet, return None and the reason."""
-    from proxy.backends.kubelet.checkpoints import CheckpointError, read_cpu
+    from proxy.backends.kubelet.checkpoints import CheckpointError, read_cpu_checkpoint
 
     if not content.strip():
         return None, "it is empty"
     try:
-        checkpoint = read_cpu(content.decode())
+        checkpoint = read_cpu_checkpoint(content.decode())
     except UnicodeDecodeError:
         return None, "it is not UTF-8"
     except CheckpointError as error:

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from proxy.backends.kubelet.small_file import read_small_file
 
-DIRECTORIES = (
+UNIT_DIRECTORIES = (
     "etc/systemd/system",
     "run/systemd/system",
     "usr/local/lib/systemd/system",
@@ -30,7 +30,7 @@ DIRECTORIES = (
     "lib/systemd/system",
 )
 FILE_LIMIT_BYTES = 256 << 10
-FLAG = re.compile(r"--container[-_]runtime[-_]endpoint(?:=|\s+)[\"']?([^\s\"'\\]+)")
+ENDPOINT_FLAG = re.compile(r"--container[-_]runtime[-_]endpoint(?:=|\s+)[\"']?([^\s\"'\\]+)")
 _SETTING = re.compile(
     r"^[ \t]*(ExecStart|Environment|EnvironmentFile)[ \t]*=[ \t]*((?:.*\\\n)*.*)$", re.MULTILINE
 )
@@ -82,20 +82,20 @@ class UnitCommand(Struct, frozen=True):
     def endpoint(self) -> Span | None:
         """Return the position of the last ``--container-runtime-endpoint``'s value; None if there is none."""
         last = None
-        for match in re.finditer(f"{FLAG.pattern}|{_VARIABLE.pattern}", self.exec_start.text):
+        for match in re.finditer(f"{ENDPOINT_FLAG.pattern}|{_VARIABLE.pattern}", self.exec_start.text):
             if match[1] is not None:
                 value = self.exec_start.part(*match.span(1))
                 name = _VARIABLE.fullmatch(value.text)
                 last = self.variables.get(name[1], value) if name else value
             elif match[2] in self.variables:
-                last = last_flag(self.variables[match[2]]) or last
+                last = last_endpoint_flag(self.variables[match[2]]) or last
         return last
 
 
-def last_flag(span: Span) -> Span | None:
+def last_endpoint_flag(span: Span) -> Span | None:
     """Return the position of the endpoint in a part of a command line; None if it names none."""
     endpoint = None
-    for match in FLAG.finditer(span.text):
+    for match in ENDPOINT_FLAG.finditer(span.text):
         endpoint = span.part(*match.span(1))
     return endpoint
 
@@ -119,11 +119,11 @@ def read_span(path: Path) -> Span | None:
 
 def unit_sources(root: Path, unit: str) -> list[Path]:
     """Return the file of a unit and its drop-ins in the order in which systemd reads them; none if masked."""
-    main = next((path for place in DIRECTORIES if os.path.lexists(path := root / place / unit)), None)
+    main = next((path for place in UNIT_DIRECTORIES if os.path.lexists(path := root / place / unit)), None)
     if main is None or not _has_content(main):
         return []
     drop_ins: dict[str, Path] = {}
-    for place in DIRECTORIES:
+    for place in UNIT_DIRECTORIES:
         for path in (root / place / f"{unit}.d").glob("*.conf"):
             drop_ins.setdefault(path.name, path)
     return [main, *(drop_ins[name] for name in sorted(drop_ins))]

@@ -217,7 +217,7 @@ class KubeletAnswers(Protocol):
             TopoproxyError: kubelet does not answer.
         """
 
-    def devices(self) -> pb.AllocatableResourcesResponse:
+    def allocatable_resources(self) -> pb.AllocatableResourcesResponse:
         """Return the answer to ``GetAllocatableResources``.
 
         Raises:
@@ -341,7 +341,7 @@ class PodResourcesServer:
 
     def _allocatable(self, _: pb.AllocatableResourcesRequest) -> pb.AllocatableResourcesResponse:
         self._known_state()  # as in ``_list``
-        kubelet = self._kubelet.devices() if self._kubelet else None
+        kubelet = self._kubelet.allocatable_resources() if self._kubelet else None
         return allocatable_answer(self._known_state(), kubelet)
 
     def _known_state(self) -> NodeState:

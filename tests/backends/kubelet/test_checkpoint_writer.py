@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from proxy.backends.kubelet import checkpoint_writer as module
 from proxy.backends.kubelet.checkpoint_writer import (
-    NAME,
+    CPU_STATE_FILE,
     none_state,
-    pods_of,
-    read_text,
-    replace,
+    pod_level_cpus,
+    read_cpu_state,
+    remove_draft,
+    replace_file,
     static_state,
-    sweep,
-    write_text,
+    write_cpu_state,
 )
-from proxy.backends.kubelet.checkpoints import CheckpointError, held_cpus, read_cpu
+from proxy.backends.kubelet.checkpoints import CheckpointError, held_cpus, read_cpu_checkpoint
 from proxy.model.errors import CannotCreateError
 from proxy.model.idset import CpuSet
 
@@ -44,7 +44,7 @@ def test_a_file_for_policy_static() -> None:
         '{"policyName":"static","defaultCpuSet":"0,6-7",'
         '"entries":{"a":{"x":"1"},"b":{"y":"2-3","z":"4-5"}},"checksum":'
     )
-    found = read_cpu(text)
+    found = read_cpu_checkpoint(text)
     assert (found.version, found.policy, held_cpus(found).held) == (2, "static", held)
 
 
@@ -55,17 +55,17 @@ def test_strictly_reserved_cpus_are_in_no_set() -> None:
 
 def test_pods_with_cpus_of_their_own_need_version_3() -> None:
     text = static_state(EIGHT, {"a": {"x": cpus("2")}}, pods={"a": cpus("2-4")}, version=3)
-    found = read_cpu(text)
+    found = read_cpu_checkpoint(text)
     assert (found.version, json.loads(text)["defaultCpuSet"]) == (3, "0-1,5-7")
-    assert pods_of(found) == {"a": cpus("2-4")}
+    assert pod_level_cpus(found) == {"a": cpus("2-4")}
     with pytest.raises(CheckpointError, match="cannot read kubelet's cpu_manager_state"):
-        pods_of(read_cpu('{"podEntries":{"a":{"cpuSet":"x"}}}'))
+        pod_level_cpus(read_cpu_checkpoint('{"podEntries":{"a":{"cpuSet":"x"}}}'))
 
 
 def test_version_1_has_container_ids() -> None:
     text = static_state(EIGHT, {"": {"id": cpus("2")}}, version=1)
     assert json.loads(text)["entries"] == {"id": "2"}
-    assert read_cpu(text).version == 1
+    assert read_cpu_checkpoint(text).version == 1
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_ca
 def test_a_file_with_any_names_reads_back(held: dict[str, dict[str, int]]) -> None:
     sets = {uid: {name: CpuSet([cpu]) for name, cpu in pod.items()} for uid, pod in held.items()}
     for version in (2, 3):
-        found = read_cpu(static_state(EIGHT, sets, version=version))
+        found = read_cpu_checkpoint(static_state(EIGHT, sets, version=version))
         cpus = held_cpus(found)
         assert (found.version, cpus.held) == (version, sets)
         taken = CpuSet(cpu for pod in held.values() for cpu in pod.values())
@@ -96,51 +96,51 @@ def test_a_file_with_any_names_reads_back(held: dict[str, dict[str, int]]) -> No
 
 
 def test_a_written_file_is_private_and_leaves_no_other_file(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text("old")
-    (tmp_path / NAME).chmod(0o644)
-    (tmp_path / f".{NAME}.topoproxy").write_text("of a write that was cut off")
-    write_text(tmp_path, "new")
-    assert read_text(tmp_path) == "new"
-    assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
-    assert os.listdir(tmp_path) == [NAME]
-    replace(tmp_path / "copy", "text", tmp_path / ".copy")
-    (tmp_path / f".{NAME}.topoproxy").write_text("cut off")
-    sweep(tmp_path)
-    sweep(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["copy", NAME]
+    (tmp_path / CPU_STATE_FILE).write_text("old")
+    (tmp_path / CPU_STATE_FILE).chmod(0o644)
+    (tmp_path / f".{CPU_STATE_FILE}.topoproxy").write_text("of a write that was cut off")
+    write_cpu_state(tmp_path, "new")
+    assert read_cpu_state(tmp_path) == "new"
+    assert stat.S_IMODE((tmp_path / CPU_STATE_FILE).stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == [CPU_STATE_FILE]
+    replace_file(tmp_path / "copy", "text", tmp_path / ".copy")
+    (tmp_path / f".{CPU_STATE_FILE}.topoproxy").write_text("cut off")
+    remove_draft(tmp_path)
+    remove_draft(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["copy", CPU_STATE_FILE]
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / NAME).write_text("old")
+    (tmp_path / CPU_STATE_FILE).write_text("old")
 
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CannotCreateError, match=r"cannot write .*cpu_manager_state: No space left"):
-        write_text(tmp_path, "new")
-    assert (read_text(tmp_path), os.listdir(tmp_path)) == ("old", [NAME])
+        write_cpu_state(tmp_path, "new")
+    assert (read_cpu_state(tmp_path), os.listdir(tmp_path)) == ("old", [CPU_STATE_FILE])
 
 
 def test_no_file_and_no_readable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_text(tmp_path) is None
+    assert read_cpu_state(tmp_path) is None
     with pytest.raises(CannotCreateError, match="No such file"):
-        write_text(tmp_path / "absent", "new")
-    (tmp_path / NAME).write_text("long")
+        write_cpu_state(tmp_path / "absent", "new")
+    (tmp_path / CPU_STATE_FILE).write_text("long")
     monkeypatch.setattr(module, "_FILE_LIMIT_BYTES", 3)
     with pytest.raises(CheckpointError, match="it is larger than"):
-        read_text(tmp_path)
-    (tmp_path / NAME).unlink()
-    (tmp_path / NAME).mkdir()
+        read_cpu_state(tmp_path)
+    (tmp_path / CPU_STATE_FILE).unlink()
+    (tmp_path / CPU_STATE_FILE).mkdir()
     with pytest.raises(CheckpointError, match=r"cannot read .*: it is not a regular file"):
-        read_text(tmp_path)
-    (tmp_path / NAME).rmdir()
-    os.mkfifo(tmp_path / NAME)
+        read_cpu_state(tmp_path)
+    (tmp_path / CPU_STATE_FILE).rmdir()
+    os.mkfifo(tmp_path / CPU_STATE_FILE)
     with pytest.raises(CheckpointError, match=r"cannot read .*: it is not a regular file"):
-        read_text(tmp_path)  # and not wait until another program writes to it
+        read_cpu_state(tmp_path)  # and not wait until another program writes to it
 
 
 def test_a_file_that_does_not_read_back_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "fnv1a_of", lambda fields, version: 1)
+    monkeypatch.setattr(module, "cpu_checksum", lambda fields, version: 1)
     with pytest.raises(CheckpointError, match="does not read back"):
         none_state()

@@ -7,7 +7,13 @@ import json
 import pytest
 
 from proxy.allocation.memory.state import ResourceTable
-from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, held_cpus, read_cpu, read_memory
+from proxy.backends.kubelet.checkpoints import (
+    CheckpointError,
+    fnv1a,
+    held_cpus,
+    read_cpu_checkpoint,
+    read_memory_checkpoint,
+)
 from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
 from tests.oracles.memory_manager_file import held_memory
@@ -53,7 +59,7 @@ def test_the_hash_is_fnv_1a(text: str, value: int) -> None:
 
 
 def test_a_cpu_state() -> None:
-    result = read_cpu(with_checksum(CPU_FILE, CPU_TEXT))
+    result = read_cpu_checkpoint(with_checksum(CPU_FILE, CPU_TEXT))
     assert (result.version, result.text, result.policy) == (2, CPU_TEXT, "static")
     cpus = held_cpus(result)
     assert cpus.default == CpuSet([0, 6, 7])
@@ -66,23 +72,23 @@ def test_versions_are_distinguished_by_their_checksums() -> None:
         "(*state.CPUManagerCheckpoint){PolicyName:(string)p DefaultCPUSet:(string)0"
         " Entries:(map[string]string)map[id:1] Checksum:(checksum.Checksum)0}"
     )
-    first = read_cpu(with_checksum(old, text))
+    first = read_cpu_checkpoint(with_checksum(old, text))
     assert (first.version, held_cpus(first).held) == (1, {"": {"id": CpuSet([1])}})
     pods = {"podEntries": {"a": {"cpuSet": "10,2"}}}
     elements = "{CPUSet:(cpuset.CPUSet){elems:(map[int]struct {})map[2:{} 10:{}]}}"
     text = CPU_TEXT.replace(" Checksum", f" PodEntries:(state.PodCPUAssignments)map[a:{elements}] Checksum")
-    assert read_cpu(with_checksum({**CPU_FILE, **pods}, text)).version == 3
+    assert read_cpu_checkpoint(with_checksum({**CPU_FILE, **pods}, text)).version == 3
 
 
 def test_a_file_with_a_wrong_checksum_can_still_be_read() -> None:
-    result = read_cpu(json.dumps({**CPU_FILE, "checksum": 5}))
+    result = read_cpu_checkpoint(json.dumps({**CPU_FILE, "checksum": 5}))
     assert (result.version, result.text, result.checksum) == (None, "", 5)
     assert held_cpus(result).default == CpuSet([0, 6, 7])
-    assert read_cpu(json.dumps(CPU_FILE)).checksum == 0
+    assert read_cpu_checkpoint(json.dumps(CPU_FILE)).checksum == 0
 
 
 def test_a_memory_state() -> None:
-    result = read_memory(with_checksum(MEMORY_FILE, MEMORY_TEXT))
+    result = read_memory_checkpoint(with_checksum(MEMORY_FILE, MEMORY_TEXT))
     assert (result.version, result.text) == (1, MEMORY_TEXT)
     state = held_memory(result)
     assert list(state.nodes) == [2, 10]
@@ -95,7 +101,9 @@ def test_a_memory_state() -> None:
         f" PodEntries:(state.PodMemoryAssignments)map[p:{{MemoryBlocks:([]state.Block){blocks}}}] Checksum"
     )
     assert (
-        read_memory(with_checksum({**MEMORY_FILE, **more}, MEMORY_TEXT.replace(" Checksum", entries))).version
+        read_memory_checkpoint(
+            with_checksum({**MEMORY_FILE, **more}, MEMORY_TEXT.replace(" Checksum", entries))
+        ).version
         == 2
     )
 
@@ -117,7 +125,7 @@ def test_a_memory_state() -> None:
 )
 def test_an_invalid_file_is_refused_with_the_cause(content: str, cause: str) -> None:
     with pytest.raises(CheckpointError, match=rf"^cannot read kubelet's cpu_manager_state: {cause}"):
-        read_cpu(content)
+        read_cpu_checkpoint(content)
 
 
 def test_invalid_fields_are_refused_when_they_are_used() -> None:
@@ -127,10 +135,10 @@ def test_invalid_fields_are_refused_when_they_are_used() -> None:
         {"entries": [1]},
         {"entries": {"a": 1}},
     ):
-        result = read_cpu(json.dumps(fields))
+        result = read_cpu_checkpoint(json.dumps(fields))
         with pytest.raises(CheckpointError, match="cannot read kubelet's cpu_manager_state"):
             held_cpus(result)
     for fields in ({"entries": {"a": {"b": [{}]}}}, {"machineState": {"x": {}}}, {"machineState": {"0": 1}}):
-        result = read_memory(json.dumps(fields))
+        result = read_memory_checkpoint(json.dumps(fields))
         with pytest.raises(CheckpointError, match="cannot read kubelet's memory_manager_state"):
             held_memory(result)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.backends.kubelet.checkpoint_writer import none_state, static_state, write_text
+from proxy.backends.kubelet.checkpoint_writer import none_state, static_state, write_cpu_state
 from proxy.backends.kubelet.checkpoints import fnv1a
 from proxy.backends.kubelet.cpu_manager import (
     POD_LEVEL_NAME,
@@ -66,7 +66,7 @@ def test_without_kubelet_the_result_is_empty(tmp_path: Path) -> None:
 
 
 def test_the_state_file_alone_gives_policy_and_cpus(tmp_path: Path) -> None:
-    write_text(tmp_path, STATIC)
+    write_cpu_state(tmp_path, STATIC)
     result = refreshed(reader(tmp_path))
     file = f"{tmp_path}/cpu_manager_state"
     assert (result.policy, result.held, str(result.default)) == ("static", HELD, "0-1,5-15")
@@ -75,7 +75,7 @@ def test_the_state_file_alone_gives_policy_and_cpus(tmp_path: Path) -> None:
 
 
 def test_a_file_of_policy_none_holds_nothing(tmp_path: Path) -> None:
-    write_text(tmp_path, none_state())
+    write_cpu_state(tmp_path, none_state())
     result = refreshed(reader(tmp_path))
     assert (result.policy, result.held, result.default, result.problems) == ("none", {}, CpuSet(), ())
 
@@ -124,7 +124,7 @@ def test_an_unknown_policy_option_is_kept(tmp_path: Path) -> None:
 
 def test_a_contradicting_state_file_is_reported_and_its_cpus_count(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: none\n")
-    write_text(tmp_path, STATIC)
+    write_cpu_state(tmp_path, STATIC)
     result = refreshed(reader(tmp_path))
     assert (result.policy, result.held) == ("none", HELD), "kubelet has not read the new file yet"
     by, file = f"{tmp_path}/config.yaml", f"{tmp_path}/cpu_manager_state"
@@ -138,7 +138,7 @@ def test_the_running_kubelet_takes_precedence_over_its_file(
     config = {"kubeletconfig": {"cpuManagerPolicy": "none", "topologyManagerScope": 5}}
     pods_server.reply = answer(200, json.dumps(config).encode())
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\n")
-    write_text(tmp_path, STATIC)
+    write_cpu_state(tmp_path, STATIC)
     result = refreshed(reader(tmp_path, configz=pods_server.url))
     assert (result.policy, result.held, result.sources["policy"]) == ("none", {}, "kubelet's configz")
     assert len(result.problems) == 2
@@ -171,7 +171,7 @@ def test_an_answer_is_valid_for_a_while_unless_kubelet_restarted(
     tmp_path: Path, pods_server: Any, answer: Any
 ) -> None:
     pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "static"}}')
-    write_text(tmp_path, STATIC)
+    write_cpu_state(tmp_path, STATIC)
     clock = Clock()
     found = reader(tmp_path, clock, configz=pods_server.url)
     first = refreshed(found)
@@ -182,7 +182,7 @@ def test_an_answer_is_valid_for_a_while_unless_kubelet_restarted(
     assert refreshed(found) is first, "an unchanged answer gives the same object"
     assert len(pods_server.seen) == 2
     pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "none"}}')
-    write_text(tmp_path, none_state())
+    write_cpu_state(tmp_path, none_state())
     found.read()
     result = refreshed(found)
     assert (result.policy, result.problems, len(pods_server.seen)) == ("none", (), 3)
@@ -220,7 +220,7 @@ def test_a_file_that_names_no_pods_is_reported(tmp_path: Path) -> None:
 
 def test_cpus_assigned_to_a_whole_pod_are_held_too(tmp_path: Path) -> None:
     held, pods = {"u": {"c": CpuSet([4])}}, {"u": CpuSet([4, 5, 6]), "v": CpuSet([7])}
-    write_text(tmp_path, static_state(MACHINE.online, held, pods=pods, version=3))
+    write_cpu_state(tmp_path, static_state(MACHINE.online, held, pods=pods, version=3))
     result = refreshed(reader(tmp_path))
     assert result.held == {
         "u": {"c": CpuSet([4]), POD_LEVEL_NAME: CpuSet([5, 6])},

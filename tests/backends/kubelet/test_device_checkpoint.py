@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.kubelet import device_checkpoint
-from proxy.backends.kubelet.checkpoints import CheckpointError, lower
+from proxy.backends.kubelet.checkpoints import CheckpointError, lower_case_keys
 from proxy.backends.kubelet.device_checkpoint import (
-    DEVICE_STATE,
+    DEVICE_STATE_FILE,
     KubeletDevicesReader,
-    device_text,
+    device_checksum_text,
     read_device_checkpoint,
 )
 from proxy.engine.held_devices import DeviceRecord
@@ -77,11 +77,11 @@ ANSWER = AllocateAnswer({"NIC": "a,b"})
 
 @pytest.mark.parametrize(("content", "text"), FILES)
 def test_checksums_equal_those_of_go(content: str, text: str) -> None:
-    data = lower(json.loads(content)["Data"])
-    assert device_text(data) == text
-    assert read_device_checkpoint(content).whole
+    data = lower_case_keys(json.loads(content)["Data"])
+    assert device_checksum_text(data) == text
+    assert read_device_checkpoint(content).has_correct_checksum
     wrong = content.replace('"Checksum":', '"Checksum":1')
-    assert not read_device_checkpoint(wrong).whole
+    assert not read_device_checkpoint(wrong).has_correct_checksum
 
 
 def test_entries_are_read_by_pod_container_and_resource() -> None:
@@ -107,7 +107,7 @@ def entry(**values: object) -> str:
 def test_ids_of_kubelet_before_1_20_are_a_list() -> None:
     found = read_device_checkpoint(entry(DeviceIDs=["b", "a"]))
     assert found.pods["u"]["c"][NIC].ids == ("a", "b")
-    assert not found.whole
+    assert not found.has_correct_checksum
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_an_invalid_checkpoint_is_refused(content: str) -> None:
 def test_a_resource_whose_entry_cannot_be_read_is_not_taken_over(
     tmp_path: Path, name: str | None, refused: set[str]
 ) -> None:
-    path = tmp_path / DEVICE_STATE
+    path = tmp_path / DEVICE_STATE_FILE
     path.parent.mkdir()
     content = json.loads(entry(AllocResp="***"))
     if name is None:
@@ -153,7 +153,7 @@ def test_a_resource_whose_entry_cannot_be_read_is_not_taken_over(
 
 def test_a_file_that_is_too_large_is_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_checkpoint, "FILE_LIMIT_BYTES", 8)
-    path = tmp_path / DEVICE_STATE
+    path = tmp_path / DEVICE_STATE_FILE
     path.parent.mkdir()
     path.write_text(entry())
     with pytest.raises(DevicePluginError, match="larger than"):
@@ -165,7 +165,7 @@ def test_the_reader_reports_errors(tmp_path: Path) -> None:
     reader = KubeletDevicesReader(str(tmp_path), Telemetry(CapturedLog(logged), lambda: 0.0))
     assert reader.read(NIC) == {}
     assert logged == [], "most nodes have no such file, or no plugin that ever registered with kubelet"
-    path = tmp_path / DEVICE_STATE
+    path = tmp_path / DEVICE_STATE_FILE
     path.parent.mkdir()
     path.write_text("{")
     with pytest.raises(DevicePluginError, match=f"cannot take over {NIC}: .* cannot be read: "):

@@ -37,7 +37,7 @@ class Kubelet:
         pod = pb.PodResources(name="train", namespace="ml", containers=[container])
         self.listed = pb.ListPodResourcesResponse(pod_resources=[pod])
 
-    def devices(self) -> pb.AllocatableResourcesResponse:
+    def allocatable_resources(self) -> pb.AllocatableResourcesResponse:
         if self.refuses:
             raise KubeletError("kubelet does not answer")
         return self.allocatable

@@ -78,7 +78,7 @@ def test_the_lists_are_kubelets_own(tmp_path: Path, serve: Any) -> None:
     serve(tmp_path / "kubelet.sock", "v1.PodResourcesLister", **answers)
     shared = SharedPodResources(f"unix://{tmp_path}/kubelet.sock")
     assert shared.pods() == listed
-    assert shared.devices() == given
+    assert shared.allocatable_resources() == given
     shared.close()
     with pytest.raises(KubeletError, match="closed"):
         SharedAnswer(lambda: shared._pods._query(), lambda: 0.0).get()

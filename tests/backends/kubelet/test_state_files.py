@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.backends.kubelet.checkpoint_writer import static_state, write_text
+from proxy.backends.kubelet.checkpoint_writer import static_state, write_cpu_state
 from proxy.backends.kubelet.checkpoints import held_cpus
 from proxy.backends.kubelet.small_file import FILE_LIMIT_BYTES
 from proxy.backends.kubelet.state_files import PAUSES_S, RECENT_NS, StateFile
@@ -58,14 +58,14 @@ def opened(path: Path, **more: Any) -> tuple[StateFile, Pauses]:
 def test_without_a_file_nothing_is_known(path: Path) -> None:
     file, pauses = opened(path)
     assert (file.read().checkpoint, file.read().problem, pauses.taken) == (None, "", [])
-    write_text(path.parent, content(2, 3))
+    write_cpu_state(path.parent, content(2, 3))
     assert held(file) == CpuSet([2, 3])
     path.unlink()
     assert (file.read().checkpoint, file.read().problem) == (None, "")
 
 
 def test_checking_an_unchanged_file_reads_nothing(path: Path, monkeypatch: Any) -> None:
-    write_text(path.parent, content(2))
+    write_cpu_state(path.parent, content(2))
     later = time.time_ns() + 10**9
     file, _ = opened(path, wall_clock_ns=lambda: later)
     first = file.read()
@@ -75,7 +75,7 @@ def test_checking_an_unchanged_file_reads_nothing(path: Path, monkeypatch: Any) 
 
 def test_a_file_that_was_written_just_now_is_read_again(path: Path) -> None:
     """Two contents of one length, written within one tick of the file system's clock, have one stamp."""
-    write_text(path.parent, content(2))
+    write_cpu_state(path.parent, content(2))
     stamp = path.stat()
     file, _ = opened(path, wall_clock_ns=lambda: stamp.st_mtime_ns + RECENT_NS)
     first = file.read()
@@ -102,7 +102,7 @@ TORN = [
 
 @pytest.mark.parametrize(("torn", "cause"), TORN)
 def test_a_torn_file_is_read_again_for_a_short_while(path: Path, torn: str, cause: str) -> None:
-    write_text(path.parent, content(2))
+    write_cpu_state(path.parent, content(2))
     file, pauses = opened(path)
     assert held(file) == CpuSet([2])
     path.write_bytes(torn.encode(errors="surrogateescape"))
@@ -112,7 +112,7 @@ def test_a_torn_file_is_read_again_for_a_short_while(path: Path, torn: str, caus
     assert cause in problem
     assert problem.endswith("; its last content stays in effect")
     assert tuple(pauses.taken[: len(PAUSES_S)]) == PAUSES_S
-    write_text(path.parent, content(4))
+    write_cpu_state(path.parent, content(4))
     assert (held(file), file.read().problem) == (CpuSet([4]), "")
 
 
@@ -133,7 +133,7 @@ def test_a_file_that_was_never_complete_gives_nothing(path: Path, torn: str, cau
 def test_a_file_completed_during_a_pause_is_not_a_problem(path: Path) -> None:
     path.write_text(content(2)[:30])
     file, pauses = opened(path)
-    pauses.then = lambda times: write_text(path.parent, content(2)) if times == 3 else None
+    pauses.then = lambda times: write_cpu_state(path.parent, content(2)) if times == 3 else None
     assert (held(file), file.read().problem, len(pauses.taken)) == (CpuSet([2]), "", 3)
 
 
@@ -146,7 +146,7 @@ def test_a_file_removed_during_a_pause_gives_nothing(path: Path) -> None:
 
 
 def test_a_large_or_special_file_is_refused_at_once(path: Path) -> None:
-    write_text(path.parent, content(2))
+    write_cpu_state(path.parent, content(2))
     file, pauses = opened(path)
     assert held(file) == CpuSet([2])
     path.write_bytes(b"{" * (FILE_LIMIT_BYTES + 1))
@@ -194,13 +194,13 @@ def test_a_file_that_is_written_all_the_time_gives_only_what_was_written(path: P
     sets = [CpuSet([i, i + 1]) for i in range(14)]
     contents = [static_state(ALL, {"uid": {"c": each}}) for each in sets]
     over, written = threading.Event(), itertools.count()
-    write_text(path.parent, contents[0])
+    write_cpu_state(path.parent, contents[0])
 
     def write() -> None:
         while not over.is_set():
             text = contents[next(written) % len(contents)]
             if way == "renamed":
-                write_text(path.parent, text)
+                write_cpu_state(path.parent, text)
             elif way == "in place":
                 path.write_text(text)
             else:
@@ -224,5 +224,5 @@ def test_a_file_that_is_written_all_the_time_gives_only_what_was_written(path: P
         over.set()
         writer.join()
     assert len(found) >= 3
-    write_text(path.parent, content(9))
+    write_cpu_state(path.parent, content(9))
     assert (held(file), file.read().problem) == (CpuSet([9]), "")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from proxy.backends.kubelet.checkpoints import CheckpointError, read_cpu, read_memory
+from proxy.backends.kubelet.checkpoints import CheckpointError, read_cpu_checkpoint, read_memory_checkpoint
 from tests.conformance.cases import Case, Outcome, Topologies
 
-_READERS = {"cpu_manager_state": read_cpu, "memory_manager_state": read_memory}
+_READERS = {"cpu_manager_state": read_cpu_checkpoint, "memory_manager_state": read_memory_checkpoint}
 
 
 def check(case: Case, _: Topologies) -> Outcome:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError, read_cpu
+from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError, read_cpu_checkpoint
 from proxy.engine.node_policy import node_reservation
 from proxy.model.quantity import parse_quantity
 from proxy.observe.koordinator import (
@@ -58,7 +58,7 @@ def _rows(case: Case) -> tuple[PodRow, ...]:
 def _file(case: Case) -> Checkpoint | None:
     """Read the checkpoint of a case; None if the file is missing or empty."""
     content = case.optional("state_file", str, "")
-    return read_cpu(content) if content else None
+    return read_cpu_checkpoint(content) if content else None
 
 
 def _allocs(case: Case) -> Outcome:
@@ -66,7 +66,7 @@ def _allocs(case: Case) -> Outcome:
 
 
 def _state(case: Case) -> Outcome:
-    return _held(case, lambda case: read_cpu(case.value("state_text", str)))
+    return _held(case, lambda case: read_cpu_checkpoint(case.value("state_text", str)))
 
 
 def _held(case: Case, read: Callable[[Case], Checkpoint | None]) -> Outcome:

@@ -27,7 +27,7 @@ class Kubelet:
     def pods(self) -> pb.ListPodResourcesResponse:
         return self.listed
 
-    def devices(self) -> pb.AllocatableResourcesResponse:
+    def allocatable_resources(self) -> pb.AllocatableResourcesResponse:
         return pb.AllocatableResourcesResponse()
 
     def close(self) -> None:
