@@ -30,7 +30,7 @@ from table import number, render
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
-from proxy.backends.cgroup.files import OsFiles
+from proxy.backends.cgroup.files import OsCgroupFiles
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.executor.cpuset_writer import CpusetWriter
@@ -54,7 +54,7 @@ CONTAINERS, ROUNDS, BAR = 300, 60, 1.15
 GROUP = f"topoproxy-bench-{os.getpid()}"
 
 
-class Counting(OsFiles):
+class Counting(OsCgroupFiles):
     """Counts writes."""
 
     writes = 0

@@ -17,7 +17,7 @@ from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
 from proxy.backends.cgroup.displaced_tasks import KernelDisplacedTasks
 from proxy.backends.cgroup.fences import KernelFences
 from proxy.backends.cgroup.inotify import InotifyWrites
-from proxy.backends.cgroup.locator import Locator
+from proxy.backends.cgroup.locator import KernelGroupLocator
 from proxy.backends.cgroup.memory import KernelMemory, open_memory
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.backends.runtime.containerd_events import ContainerdEvents
@@ -206,7 +206,7 @@ def _places(
     if not isinstance(cgroups, KernelCgroups):
         return None
     others = [tree for tree in (quotas, memory) if isinstance(tree, KernelCpuGroups | KernelMemory)]
-    return Locator(cgroups, others, config.procfs_root)
+    return KernelGroupLocator(cgroups, others, config.procfs_root)
 
 
 def _systemd(cgroups: Cgroups) -> tuple[Units | None, Fences | None]:

@@ -22,7 +22,7 @@ import pytest
 
 from proxy.admin.client import query_admin
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
-from proxy.backends.cgroup.hierarchies import MARKER
+from proxy.backends.cgroup.hierarchies import FAKE_TREE_FILE
 from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import TopoproxyError
@@ -100,7 +100,7 @@ class Node:
     @contextlib.contextmanager
     def stuck_kernel(self) -> Iterator[None]:
         """Block each write of the tree while this context holds its lock."""
-        with (self.directory / "cgroup" / MARKER).open() as file:
+        with (self.directory / "cgroup" / FAKE_TREE_FILE).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

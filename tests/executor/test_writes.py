@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from proxy.backends.cgroup.files import OsFiles
+from proxy.backends.cgroup.files import OsCgroupFiles
 from proxy.backends.cgroup.inotify import InotifyWrites
 from proxy.executor.kernel_ports import WriteEvents
 from proxy.model.errors import CgroupError
@@ -103,7 +103,7 @@ class KernelBed(DirectoryBed):
         (MOUNT / path).mkdir()
         self.made.append(path)
         for file in ("cpuset.cpus", "cpuset.mems"):
-            OsFiles(MOUNT).write(path, file, (MOUNT / file).read_text())
+            OsCgroupFiles(MOUNT).write(path, file, (MOUNT / file).read_text())
 
     def make(self, name: str) -> str:
         self._mkdir(f"{BASE}/{name}")
@@ -269,7 +269,7 @@ def test_a_write_by_us_and_by_another_mount_is_reported(tmp_path: Path) -> None:
     try:
         one = bed.make("one")
         bed.writes.watch(one)
-        OsFiles(MOUNT).write(one, "cpuset.cpus", str(CpuSet([0])))
+        OsCgroupFiles(MOUNT).write(one, "cpuset.cpus", str(CpuSet([0])))
         assert bed.writes.read_events() == {one}
         mount = f"mount -t cgroup -o cpuset cpuset {tmp_path}"
         write = f"echo 0 > {tmp_path}/{one}/cpuset.cpus"

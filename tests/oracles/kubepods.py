@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.backends.cgroup.group_names import Driver, is_plain
+from proxy.backends.cgroup.group_names import CgroupDriver, is_safe_path
 from proxy.model.errors import CgroupError
 from proxy.model.workload import KubeQos
 
@@ -14,20 +14,20 @@ _MONITOR = "crio-conmon-"
 _CLASSES = {KubeQos.BURSTABLE: "burstable", KubeQos.BEST_EFFORT: "besteffort"}
 
 
-def driver_of(text: str) -> Driver | None:
+def driver_of(text: str) -> CgroupDriver | None:
     """Return the driver that a text names; None if it names none."""
-    return Driver(text) if text in tuple(Driver) else None
+    return CgroupDriver(text) if text in tuple(CgroupDriver) else None
 
 
-def class_path(driver: Driver, qos: KubeQos | None = None) -> str:
+def class_path(driver: CgroupDriver, qos: KubeQos | None = None) -> str:
     """Return the path of the group of a class below the root; without a class, that of all pods."""
     name = _CLASSES.get(qos) if qos else None
-    if driver is Driver.CGROUPFS:
+    if driver is CgroupDriver.CGROUPFS:
         return f"kubepods/{name}" if name else "kubepods"
     return f"kubepods.slice/kubepods-{name}.slice" if name else "kubepods.slice"
 
 
-def pod_path(driver: Driver, qos: KubeQos, uid: str) -> str:
+def pod_path(driver: CgroupDriver, qos: KubeQos, uid: str) -> str:
     """Return the path of a pod's group below the root.
 
     Raises:
@@ -36,13 +36,13 @@ def pod_path(driver: Driver, qos: KubeQos, uid: str) -> str:
     if not _is_name(uid):
         raise CgroupError(f"cannot name the cgroup of pod {uid!r}: this is no uid")
     above, name = class_path(driver, qos), _CLASSES.get(qos)
-    if driver is Driver.CGROUPFS:
+    if driver is CgroupDriver.CGROUPFS:
         return f"{above}/pod{uid}"
     stem = f"kubepods-{name}-pod" if name else "kubepods-pod"
     return f"{above}/{stem}{uid.replace('-', '_')}.slice"
 
 
-def container_name(driver: Driver, container_id: str) -> tuple[str, str]:
+def container_name(driver: CgroupDriver, container_id: str) -> tuple[str, str]:
     """Return the runtime of a container, and the name of its group in that of the pod.
 
     Args:
@@ -60,10 +60,10 @@ def container_name(driver: Driver, container_id: str) -> tuple[str, str]:
         raise CgroupError(
             f"cannot name the cgroup of container {container_id!r}: its runtime is none of {known}"
         )
-    return runtime, own if driver is Driver.CGROUPFS else f"{RUNTIMES[runtime]}-{own}.scope"
+    return runtime, own if driver is CgroupDriver.CGROUPFS else f"{RUNTIMES[runtime]}-{own}.scope"
 
 
-def container_path(driver: Driver, pod: str, container_id: str) -> str:
+def container_path(driver: CgroupDriver, pod: str, container_id: str) -> str:
     """Return the path of a container's group.
 
     Args:
@@ -79,7 +79,7 @@ def container_path(driver: Driver, pod: str, container_id: str) -> str:
     return f"{above}/{name}" if above else name
 
 
-def container_id(driver: Driver, name: str) -> str:
+def container_id(driver: CgroupDriver, name: str) -> str:
     """Read a container's id from the name of its group.
 
     With the cgroupfs driver the name is the id. CRI-O also makes groups with its prefix and no suffix, and
@@ -88,7 +88,7 @@ def container_id(driver: Driver, name: str) -> str:
     Raises:
         CgroupError: It is not a container's.
     """
-    if driver is Driver.CGROUPFS and name:
+    if driver is CgroupDriver.CGROUPFS and name:
         return name
     if not name.startswith(_MONITOR):
         for prefix in RUNTIMES.values():
@@ -99,4 +99,4 @@ def container_id(driver: Driver, name: str) -> str:
 
 
 def _is_name(text: str) -> bool:
-    return bool(text) and "/" not in text and is_plain(text)
+    return bool(text) and "/" not in text and is_safe_path(text)

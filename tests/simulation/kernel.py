@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxy.backends.cgroup.files import OsFiles
+from proxy.backends.cgroup.files import OsCgroupFiles
 from proxy.model.idset import CpuSet
 from tests.testkit.changed_copy import changed_copy
 
@@ -230,7 +230,7 @@ class Kernel:
             self.written(group)
 
 
-class SimulatedFiles(OsFiles):
+class SimulatedFiles(OsCgroupFiles):
     """The cgroup files as the daemon sees them; each access may take time, and may fail."""
 
     def __init__(self, kernel: Kernel, process: Daemon) -> None:

@@ -24,9 +24,14 @@ import errno
 import os
 from pathlib import Path
 
-from proxy.backends.cgroup.files import Files, OsFiles, explain
-from proxy.backends.cgroup.group_names import Driver, parent_path, pod_uid
-from proxy.backends.cgroup.hierarchies import has_controller, is_fake_tree, mounted, mounts_elsewhere
+from proxy.backends.cgroup.files import CgroupFiles, OsCgroupFiles, cause_of_errno
+from proxy.backends.cgroup.group_names import CgroupDriver, parent_path, pod_uid
+from proxy.backends.cgroup.hierarchies import (
+    controller_mounts,
+    has_controller,
+    is_fake_tree,
+    mounts_elsewhere,
+)
 from proxy.backends.cgroup.search import GroupFinder
 from proxy.backends.cgroup.v2_values import UNLIMITED, quota_of, quota_text
 from proxy.model.errnos import GONE
@@ -43,7 +48,7 @@ class KernelCpuGroups:
     Safe to use from several threads: it holds no state except the names of groups that were found.
     """
 
-    def __init__(self, root: Path, version: int, files: Files | None = None) -> None:
+    def __init__(self, root: Path, version: int, files: CgroupFiles | None = None) -> None:
         """Use the hierarchy at a known path; ``open_cpu_groups`` finds it.
 
         Args:
@@ -53,7 +58,7 @@ class KernelCpuGroups:
         """
         self.root = root
         self.version = version
-        self._files: Files = files if files is not None else OsFiles(root)
+        self._files: CgroupFiles = files if files is not None else OsCgroupFiles(root)
         self._file = _V1_FILE if version == 1 else _V2_FILE
         self._finder = GroupFinder(self._files)
 
@@ -61,16 +66,16 @@ class KernelCpuGroups:
         """Find a container's group; see ``proxy.executor.kernel_ports.CpuGroups.find``."""
         return self._finder.find(parent, container_id)
 
-    def learn(self, container_id: str, path: str, parent: str = "") -> None:
+    def remember(self, container_id: str, path: str, parent: str = "") -> None:
         """Remember where a container's group is; see ``proxy.backends.cgroup.locator``."""
-        self._finder.learn(container_id, path, parent)
+        self._finder.remember(container_id, path, parent)
 
     def pod_group(self, parent: str) -> str | None:
         """Find a pod's own group; see ``proxy.executor.kernel_ports.CpuGroups.pod_group``."""
         path = parent_path(parent)
         if not path or not _is_pods(path.rpartition("/")[2]):
             return None
-        return self._finder.group(path)
+        return self._finder.find_path(path)
 
     def quota(self, path: str) -> int:
         """Read a group's quota; see ``proxy.executor.kernel_ports.CpuGroups.quota``."""
@@ -118,7 +123,7 @@ class KernelCpuGroups:
             message = "an ancestor allows less, a group below has more, or it is less than a millisecond"
         else:
             message = ""
-        cause = f"{message} ({errno.errorcode[number]})" if message else explain(number)
+        cause = f"{message} ({errno.errorcode[number]})" if message else cause_of_errno(number)
         return CgroupError(
             f"cannot {action} cgroup /{path}: {cause}", errno.ENOENT if number in GONE else number
         )
@@ -127,7 +132,7 @@ class KernelCpuGroups:
 def _is_pods(name: str) -> bool:
     """Return whether a group's name is that of a single pod, and not of all pods or of a QoS class."""
     try:
-        pod_uid(Driver.SYSTEMD if name.endswith(".slice") else Driver.CGROUPFS, name)
+        pod_uid(CgroupDriver.SYSTEMD if name.endswith(".slice") else CgroupDriver.CGROUPFS, name)
     except CgroupError:
         return False
     return True
@@ -152,7 +157,8 @@ def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups
         tree = FakeCgroups.open(root)
         return KernelCpuGroups(root, tree.version, tree.files)
     found = _at(root) or next(
-        (KernelCpuGroups(*at) for at in mounted(mounts_elsewhere(root, procfs), "cpu", _V1_FILE)), None
+        (KernelCpuGroups(*at) for at in controller_mounts(mounts_elsewhere(root, procfs), "cpu", _V1_FILE)),
+        None,
     )
     if found is None:
         raise CgroupError(

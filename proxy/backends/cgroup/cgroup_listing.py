@@ -15,7 +15,7 @@ from cgroupspy.controllers import Controller
 from cgroupspy.interfaces import CommaDashSetFile
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.cgroup.group_names import Driver, pod_uid
+from proxy.backends.cgroup.group_names import CgroupDriver, pod_uid
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
@@ -123,6 +123,6 @@ def _ids(name: str) -> Iterator[str]:
 
 def _uid(name: str) -> str:
     try:
-        return pod_uid(Driver.SYSTEMD if name.endswith(".slice") else Driver.CGROUPFS, name)
+        return pod_uid(CgroupDriver.SYSTEMD if name.endswith(".slice") else CgroupDriver.CGROUPFS, name)
     except CgroupError:
         return ""

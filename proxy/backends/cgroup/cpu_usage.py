@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from proxy.backends.cgroup import group_names
-from proxy.backends.cgroup.hierarchies import mounted, mounts_elsewhere
+from proxy.backends.cgroup.hierarchies import controller_mounts, mounts_elsewhere
 from proxy.backends.cgroup.v2_values import cpu_usage
 from proxy.engine.be_usage import UsageGroup, UsageReading
 from proxy.model.errnos import ABSENT
@@ -181,7 +181,7 @@ def open_usage(root: Path, procfs: Path = Path("/proc"), mounts: Path = Path("/p
     for mount in (root, root / "unified"):
         if (mount / "cgroup.controllers").is_file() and (mount / V2).is_file():
             return CgroupUsage(mount, V2, procfs)
-    for mount, version in mounted(mounts_elsewhere(root, mounts), "cpuacct", V1, always=V2):
+    for mount, version in controller_mounts(mounts_elsewhere(root, mounts), "cpuacct", V1, always=V2):
         return CgroupUsage(mount, V1 if version == 1 else V2, procfs)
     raise CgroupError(
         f"cannot find the kernel's CPU times below {root}: neither a v1 mount with {V1} nor a v2 hierarchy"

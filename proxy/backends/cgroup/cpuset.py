@@ -31,9 +31,14 @@ from pathlib import Path
 from msgspec import Struct
 
 from proxy.backends.cgroup import nesting
-from proxy.backends.cgroup.files import QUICK_BYTES, Files, OsFiles, explain
+from proxy.backends.cgroup.files import QUICK_WRITE_LIMIT_BYTES, CgroupFiles, OsCgroupFiles, cause_of_errno
 from proxy.backends.cgroup.group_names import parent_path
-from proxy.backends.cgroup.hierarchies import has_controller, is_fake_tree, mounted, mounts_elsewhere
+from proxy.backends.cgroup.hierarchies import (
+    controller_mounts,
+    has_controller,
+    is_fake_tree,
+    mounts_elsewhere,
+)
 from proxy.backends.cgroup.search import GroupFinder
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.errnos import GONE
@@ -48,7 +53,7 @@ class KernelCgroups:
         found.
     """
 
-    def __init__(self, root: Path, version: int, files: Files | None = None) -> None:
+    def __init__(self, root: Path, version: int, files: CgroupFiles | None = None) -> None:
         """Use the hierarchy at a known path; ``open_cgroups`` finds it.
 
         Args:
@@ -58,7 +63,7 @@ class KernelCgroups:
         """
         self.root = root
         self._version = version
-        self._files: Files = files if files is not None else OsFiles(root)
+        self._files: CgroupFiles = files if files is not None else OsCgroupFiles(root)
         self._cpus, self._mems = cpuset_lists(version)
         self._finder = GroupFinder(self._files)
 
@@ -74,9 +79,9 @@ class KernelCgroups:
         """
         return self._finder.find(parent, container_id)
 
-    def learn(self, container_id: str, path: str, parent: str = "") -> None:
+    def remember(self, container_id: str, path: str, parent: str = "") -> None:
         """Remember where a container's group is; see ``proxy.backends.cgroup.locator``."""
-        self._finder.learn(container_id, path, parent)
+        self._finder.remember(container_id, path, parent)
 
     def is_group(self, path: str) -> bool:
         """Return whether there is such a group."""
@@ -88,7 +93,7 @@ class KernelCgroups:
         See ``proxy.executor.kernel_ports.Cgroups``.
         """
         path = parent_path(parent)
-        return self._finder.group(path) if path else None
+        return self._finder.find_path(path) if path else None
 
     # Reading
 
@@ -220,9 +225,9 @@ class KernelCgroups:
         known: bytes | None = None,
         should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bytes | None]:
-        """Write many groups by ``OsFiles.write_if_different``; None for all if that cannot be used."""
+        """Write many groups by ``OsCgroupFiles.write_if_different``; None for all if that cannot be used."""
         line = line_of(value)
-        if not isinstance(self._files, OsFiles) or len(line) >= QUICK_BYTES:
+        if not isinstance(self._files, OsCgroupFiles) or len(line) >= QUICK_WRITE_LIMIT_BYTES:
             return [None] * len(paths)
         return self._files.write_if_different(paths, kind.file, line, known, should_continue)
 
@@ -319,7 +324,8 @@ class KernelCgroups:
     def _error(action: str, path: str, error: OSError) -> CgroupError:
         number = error.errno or 0
         return CgroupError(
-            f"cannot {action} cgroup /{path}: {explain(number)}", errno.ENOENT if number in GONE else number
+            f"cannot {action} cgroup /{path}: {cause_of_errno(number)}",
+            errno.ENOENT if number in GONE else number,
         )
 
 
@@ -345,7 +351,7 @@ def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
     for mount in (root, root / "unified"):
         if has_controller(mount, "cpuset"):
             return KernelCgroups(mount, 2)
-    for mount, version in mounted(mounts_elsewhere(root, procfs), "cpuset", "cpuset.cpus"):
+    for mount, version in controller_mounts(mounts_elsewhere(root, procfs), "cpuset", "cpuset.cpus"):
         return KernelCgroups(mount, version)
     raise CgroupError(
         f"cannot find the cpuset controller below {root}: neither a v1 mount {root / 'cpuset'} nor a v2 "

@@ -23,7 +23,7 @@ import errno
 import os
 from pathlib import Path
 
-from proxy.backends.cgroup.files import OsFiles, read_whole
+from proxy.backends.cgroup.files import OsCgroupFiles, read_kernel_file
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 
@@ -61,7 +61,7 @@ class KernelDisplacedTasks:
 
     def _bring_back_from(self, above: Path, path: str) -> int:
         """Move the tasks of a group that are in a group above it back into it."""
-        name, files, moved = path.rpartition("/")[2], OsFiles(self._root), 0
+        name, files, moved = path.rpartition("/")[2], OsCgroupFiles(self._root), 0
         for _ in range(ROUNDS):
             refused: list[CgroupError] = []
             displaced = [pid for pid in _processes(above) if self._is_of(pid, name)]
@@ -97,6 +97,6 @@ def _is_used(group: Path) -> bool:
 
 def _processes(group: Path) -> list[str]:
     try:
-        return read_whole(group / TASKS).split()
+        return read_kernel_file(group / TASKS).split()
     except OSError:
         return []

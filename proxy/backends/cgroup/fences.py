@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from proxy.backends.cgroup.files import OsFiles, explain
+from proxy.backends.cgroup.files import OsCgroupFiles, cause_of_errno
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -23,7 +23,7 @@ class KernelFences:
 
     def __init__(self, root: Path) -> None:
         """Set the root of the hierarchy."""
-        self._files = OsFiles(root)
+        self._files = OsCgroupFiles(root)
 
     def swap(self, path: str, cpus: CpuSet) -> CpuSet:
         """Write a list and return the previous one; see ``Fences``."""
@@ -36,7 +36,7 @@ class KernelFences:
         except OSError as error:
             number = error.errno or 0
             raise CgroupError(
-                f"cannot set CPUs to {cpus} in cgroup /{path}: {explain(number)}",
+                f"cannot set CPUs to {cpus} in cgroup /{path}: {cause_of_errno(number)}",
                 errno.ENOENT if number in GONE else number,
             ) from None
         except ValueError as error:

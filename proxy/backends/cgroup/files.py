@@ -1,8 +1,8 @@
 """The file operations on the cpuset tree, and messages for their errors.
 
 The rules of finding, writing and widening are the same on the kernel's tree and on a directory that imitates
-it, because they access files only through ``Files``. Paths are relative to the hierarchy's root, and ``""``
-is the root. Every method raises OSError as the kernel would.
+it, because they access files only through ``CgroupFiles``. Paths are relative to the hierarchy's root, and
+``""`` is the root. Every method raises OSError as the kernel would.
 
 A path can lead to something other than a kernel file, such as a FIFO, whose ``open`` waits for the other end.
 So every file is opened with O_NONBLOCK, and read and written at a position, which a FIFO refuses (ENXIO,
@@ -21,13 +21,13 @@ from typing import Protocol
 _READ_BYTES = (
     65536  # more than the longest list of ids that a kernel writes (8192 CPUs, every other one: 40 kB)
 )
-QUICK_BYTES = 256
+QUICK_WRITE_LIMIT_BYTES = 256
 """``write_if_different`` is for lists shorter than this, line end included; from 512 Python uses malloc."""
 _LINKS_OF_LEAF = 2
-_HOW = os.O_CLOEXEC | os.O_NONBLOCK
+_OPEN_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class Files(Protocol):
+class CgroupFiles(Protocol):
     """The file operations that a cpuset tree needs."""
 
     def read(self, path: str, name: str) -> str:
@@ -43,7 +43,7 @@ class Files(Protocol):
         """Return the names of the groups directly below; none if the group is gone."""
 
 
-class OsFiles:
+class OsCgroupFiles:
     """The kernel's tree, by plain ``os`` calls: measured 1.1 to 4.5 times faster than higher-level calls."""
 
     def __init__(self, root: Path) -> None:
@@ -54,7 +54,7 @@ class OsFiles:
 
     def read(self, path: str, name: str) -> str:
         """Read one file of a group."""
-        fd = os.open(f"{self._full(path)}/{name}", os.O_RDONLY | _HOW)
+        fd = os.open(f"{self._full(path)}/{name}", os.O_RDONLY | _OPEN_FLAGS)
         try:
             return os.pread(fd, _READ_BYTES, 0).decode("ascii", "replace")
         finally:
@@ -66,7 +66,7 @@ class OsFiles:
         O_TRUNC has no effect on the kernel's files. In a plain directory that is used for trials, it keeps
         the end of a longer old value from remaining in the file.
         """
-        fd = os.open(f"{self._full(path)}/{name}", os.O_WRONLY | os.O_TRUNC | _HOW)
+        fd = os.open(f"{self._full(path)}/{name}", os.O_WRONLY | os.O_TRUNC | _OPEN_FLAGS)
         try:
             os.pwrite(fd, text.encode(), 0)
         finally:
@@ -88,7 +88,8 @@ class OsFiles:
         Args:
             paths: The groups.
             name: The file.
-            line: The content to write, in the kernel's form, with its line end; below ``QUICK_BYTES``.
+            line: The content to write, in the kernel's form, with its line end; shorter than
+                ``QUICK_WRITE_LIMIT_BYTES``.
             known: The content that all of them have now; if given, they are not read first.
             should_continue: Called before each group; when it returns False, the remaining groups are
                 skipped.
@@ -98,7 +99,7 @@ class OsFiles:
             the write was refused, the previous list was too long, or the file has other content afterwards.
         """
         held: list[bytes | None] = [None] * len(paths)
-        start, end, how, size = f"{self._root}/", f"/{name}", os.O_RDWR | _HOW, len(line) + 1
+        start, end, how, size = f"{self._root}/", f"/{name}", os.O_RDWR | _OPEN_FLAGS, len(line) + 1
         os_open, pread, pwrite, close = os.open, os.pread, os.pwrite, os.close
         for at, path in enumerate(paths):
             if not should_continue():
@@ -108,9 +109,9 @@ class OsFiles:
             except OSError:
                 continue
             try:
-                before = known or pread(fd, QUICK_BYTES, 0)
+                before = known or pread(fd, QUICK_WRITE_LIMIT_BYTES, 0)
                 if before != line:
-                    if len(before) == QUICK_BYTES:
+                    if len(before) == QUICK_WRITE_LIMIT_BYTES:
                         continue
                     pwrite(fd, line, 0)
                     if pread(fd, size, 0) != line:
@@ -144,13 +145,13 @@ class OsFiles:
             return []
 
 
-def read_whole(file: Path) -> str:
+def read_kernel_file(file: Path) -> str:
     """Read a file of any length, without blocking; see the docstring of this module.
 
     Raises:
         OSError: The file cannot be read, or the path is not a file.
     """
-    fd = os.open(file, os.O_RDONLY | _HOW)
+    fd = os.open(file, os.O_RDONLY | _OPEN_FLAGS)
     try:
         parts, at = list[bytes](), 0
         while part := os.pread(fd, _READ_BYTES, at):
@@ -161,7 +162,7 @@ def read_whole(file: Path) -> str:
         os.close(fd)
 
 
-_WORDS = {
+_CAUSES = {
     errno.EACCES: "the parent group does not hold all of them, or this process may not write (run as root)",
     errno.EPERM: "this process may not write here (run as root)",
     errno.EROFS: "the cgroup file system is mounted read-only",
@@ -178,8 +179,8 @@ _WORDS = {
 """Error numbers of cpuset files, as Linux 6.18 returns them on v1 and v2; tests/contract compares them."""
 
 
-def explain(number: int) -> str:
+def cause_of_errno(number: int) -> str:
     """Return the cause for an error number, with the kernel's own name for it."""
-    message = _WORDS.get(number)
+    message = _CAUSES.get(number)
     name = errno.errorcode.get(number, str(number))
     return f"{message} ({name})" if message else f"{os.strerror(number)} ({name})"

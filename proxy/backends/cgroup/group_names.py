@@ -47,14 +47,14 @@ def expand_slice(name: str) -> str | None:
     return "/".join("-".join(parts[: i + 1]) + ".slice" for i in range(len(parts)))
 
 
-def is_plain(path: str) -> bool:
+def is_safe_path(path: str) -> bool:
     """Return whether a path cannot lead out of its directory: it has no ``.`` or ``..``, and no NUL."""
     return "\0" not in path and not {".", ".."}.intersection(path.split("/"))
 
 
 def parent_path(parent: str) -> str | None:
     """Return the directory that ``cgroup_parent`` names, relative to the root; None if it names none."""
-    if not parent or not is_plain(parent):
+    if not parent or not is_safe_path(parent):
         return None
     expanded = expand_slice(parent.rstrip("/").rpartition("/")[2])
     if expanded is not None:
@@ -72,7 +72,7 @@ def _split(parent: str, container_id: str) -> tuple[str, str | None]:
     return parent, None
 
 
-def home(parent: str, container_id: str) -> str | None:
+def parent_of_container(parent: str, container_id: str) -> str | None:
     """Return the group below which the container's group is expected; None if the parent names no group."""
     above = _split(parent, container_id)[0]
     return parent_path(above) if above else containerd.NAMESPACE
@@ -87,7 +87,7 @@ def candidates(parent: str, container_id: str) -> Iterator[str]:
     """
     above, own = _split(parent, container_id)
     base = parent_path(above)
-    if own is not None and base is not None and is_plain(own) and "/" not in own:
+    if own is not None and base is not None and is_safe_path(own) and "/" not in own:
         yield _join(base, own)
     if above:
         in_slice = above.rstrip("/").endswith(".slice")
@@ -113,7 +113,7 @@ def _join(base: str, name: str) -> str:
     return f"{base}/{name}" if base else name
 
 
-def holds_id(name: str, container_id: str) -> bool:
+def is_name_of_container(name: str, container_id: str) -> bool:
     """Return whether a directory's name is that of the container with this id (and not of its monitor)."""
     if name.startswith(NOT_CONTAINERS):
         return False
@@ -122,7 +122,7 @@ def holds_id(name: str, container_id: str) -> bool:
     )
 
 
-class Driver(enum.StrEnum):
+class CgroupDriver(enum.StrEnum):
     """The cgroup driver of kubelet, which determines the names of groups.
 
     Source: kubernetes v1.36 pkg/kubelet/cm/qos_container_manager_linux.go and
@@ -142,13 +142,13 @@ _POD_SLICE = re.compile(r"(?:.+-)?kubepods-(?:burstable-|besteffort-)?pod([^-]+)
 """A pod's slice. If kubelet has a ``cgroupRoot``, the name begins with the names of the slices above."""
 
 
-def pod_uid(driver: Driver, name: str) -> str:
+def pod_uid(driver: CgroupDriver, name: str) -> str:
     """Read a pod's uid from the name of its group.
 
     Raises:
         CgroupError: The group is not that of a pod.
     """
-    if driver is Driver.SYSTEMD:
+    if driver is CgroupDriver.SYSTEMD:
         if found := _POD_SLICE.fullmatch(name):
             return found[1].replace("_", "-")
     elif name.startswith("pod") and name != "pod":

@@ -29,8 +29,8 @@ from msgspec import Struct
 
 from proxy.model.errnos import UNREADABLE_PROC
 
-USUAL = Path("/sys/fs/cgroup")
-MARKER = "folder-tree.json"
+USUAL_ROOT = Path("/sys/fs/cgroup")
+FAKE_TREE_FILE = "folder-tree.json"
 """The file in the root of an imitated tree that describes its machine; its lock orders the writes."""
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
@@ -63,7 +63,7 @@ def _mount(line: str) -> HierarchyMount | None:
     fields, source = before.split(" "), after.split(" ")
     if not dash or len(fields) < 6 or len(source) < 3:
         return None
-    root, point = _plain(fields[3]), Path(_plain(fields[4]))
+    root, point = _unescaped(fields[3]), Path(_unescaped(fields[4]))
     if source[0] == "cgroup2":
         return HierarchyMount(point, 2, root=root)
     if source[0] == "cgroup":
@@ -71,23 +71,23 @@ def _mount(line: str) -> HierarchyMount | None:
     return None
 
 
-def _plain(text: str) -> str:
+def _unescaped(text: str) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
 
 
-def mounted_v1(mounts: Iterable[HierarchyMount], controller: str) -> Iterator[Path]:
+def v1_mounts(mounts: Iterable[HierarchyMount], controller: str) -> Iterator[Path]:
     """Return the mount points of a controller's v1 hierarchy; mounts of the whole hierarchy come first."""
     candidates = [m for m in mounts if m.version == 1 and controller in m.controllers]
     return (m.point for m in sorted(candidates, key=lambda m: m.root.strip("/") != ""))
 
 
-def mounted_v2(mounts: Iterable[HierarchyMount]) -> Iterator[Path]:
+def v2_mounts(mounts: Iterable[HierarchyMount]) -> Iterator[Path]:
     """Return the mount points of v2; mounts of the whole hierarchy come first."""
     candidates = [m for m in mounts if m.version == 2]
     return (m.point for m in sorted(candidates, key=lambda m: m.root.strip("/") != ""))
 
 
-def group_line(text: str, version: int) -> str | None:
+def cgroup_of_process(text: str, version: int) -> str | None:
     """Read a process's group from the text of ``/proc/PID/cgroup``.
 
     Args:
@@ -113,18 +113,18 @@ class MountedPath(Struct, frozen=True):
 
     Attributes:
         path: Without a leading slash.
-        hidden: The number of levels between the mount point and ``path`` whose names are unknown.
+        hidden_levels: The number of levels between the mount point and ``path`` whose names are unknown.
     """
 
     path: str
-    hidden: int = 0
+    hidden_levels: int = 0
 
 
-def below(path: str, root: str) -> MountedPath | None:
+def path_below_mount(path: str, root: str) -> MountedPath | None:
     """Return the place of a group below a mount point.
 
     Args:
-        path: The group, as ``group_line`` returns it.
+        path: The group, as ``cgroup_of_process`` returns it.
         root: ``HierarchyMount.root``.
 
     Returns:
@@ -147,7 +147,7 @@ def _split(path: str) -> tuple[int, list[str]]:
 
 def is_fake_tree(root: Path) -> bool:
     """Return whether a directory contains an imitated tree."""
-    return (root / MARKER).is_file()
+    return (root / FAKE_TREE_FILE).is_file()
 
 
 def read_mounts(procfs: Path) -> list[HierarchyMount]:
@@ -163,7 +163,7 @@ def read_mounts(procfs: Path) -> list[HierarchyMount]:
 def mounts_elsewhere(root: Path, procfs: Path) -> list[HierarchyMount]:
     """Return the mounts that may be used if a hierarchy is missing below ``cgroupRoot``."""
     mounts = read_mounts(procfs)
-    is_of_machine = root == USUAL or any(m.point == root or root in m.point.parents for m in mounts)
+    is_of_machine = root == USUAL_ROOT or any(m.point == root or root in m.point.parents for m in mounts)
     return mounts if is_of_machine else []
 
 
@@ -175,7 +175,7 @@ def has_controller(point: Path, controller: str) -> bool:
         return False
 
 
-def mounted(
+def controller_mounts(
     mounts: list[HierarchyMount], controller: str, file: str, *, always: str = ""
 ) -> Iterator[tuple[Path, int]]:
     """Return the hierarchies of a controller, v1 before v2; if both are mounted, only one has the controller.
@@ -190,11 +190,11 @@ def mounted(
     v2: Callable[[Path], bool] = (
         (lambda p: (p / always).is_file()) if always else (lambda p: has_controller(p, controller))
     )
-    yield from ((point, 1) for point in mounted_v1(mounts, controller) if (point / file).is_file())
-    yield from ((point, 2) for point in mounted_v2(mounts) if v2(point))
+    yield from ((point, 1) for point in v1_mounts(mounts, controller) if (point / file).is_file())
+    yield from ((point, 2) for point in v2_mounts(mounts) if v2(point))
 
 
-def root_of(mounts: list[HierarchyMount], point: Path) -> str:
+def visible_root(mounts: list[HierarchyMount], point: Path) -> str:
     """Return the group that is visible at a mount point; ``/`` if the path is not a mount point."""
     roots = [m.root for m in mounts if m.point == point]
     return roots[-1] if roots else "/"  # the last mount hides the earlier ones

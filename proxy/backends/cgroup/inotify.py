@@ -28,7 +28,7 @@ _EVENT = struct.Struct("iIII")
 """``struct inotify_event`` without the name, which events of a watched file do not have."""
 _READ_BYTES = 64 << 10
 _FILE = "cpuset.cpus"
-_WORDS = {
+_CAUSES = {
     errno.EMFILE: "too many inotify instances (fs.inotify.max_user_instances)",
     errno.ENOSPC: "too many inotify watches (fs.inotify.max_user_watches)",
 }
@@ -126,4 +126,4 @@ class InotifyWrites:
 
 def _error(action: str) -> CgroupError:
     number = ctypes.get_errno()
-    return CgroupError(f"cannot {action}: {_WORDS.get(number) or os.strerror(number)}", number)
+    return CgroupError(f"cannot {action}: {_CAUSES.get(number) or os.strerror(number)}", number)

@@ -23,22 +23,28 @@ from typing import Protocol
 
 from proxy.backends.cgroup import group_names
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.cgroup.hierarchies import MountedPath, below, group_line, read_mounts, root_of
+from proxy.backends.cgroup.hierarchies import (
+    MountedPath,
+    cgroup_of_process,
+    path_below_mount,
+    read_mounts,
+    visible_root,
+)
 from proxy.executor.kernel_ports import CgroupLocation
 from proxy.executor.runtime_ports import RuntimeDetail
 
-_LIMIT = 1024
+_GROUPS_LIMIT = 1024
 """At most this many groups are searched for a path whose beginning is unknown."""
 
 
 class ControllerTree(Protocol):
     """The tree of another controller."""
 
-    def learn(self, container_id: str, path: str, parent: str = "") -> None:
+    def remember(self, container_id: str, path: str, parent: str = "") -> None:
         """Remember where a container's group is."""
 
 
-class Locator:
+class KernelGroupLocator:
     """Implements ``proxy.executor.kernel_ports.GroupLocator``; safe to use from several threads."""
 
     def __init__(
@@ -72,12 +78,12 @@ class Locator:
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
         """Notify all trees of a group's path; see ``proxy.executor.kernel_ports.GroupLocator.remember``."""
-        self._groups.learn(container_id, path, parent)
+        self._groups.remember(container_id, path, parent)
         for tree in self._others:
-            tree.learn(container_id, path, parent)
+            tree.remember(container_id, path, parent)
 
     def _by_name(self, container_id: str, cgroups_path: str) -> str:
-        if not cgroups_path or not group_names.is_plain(container_id):
+        if not cgroups_path or not group_names.is_safe_path(container_id):
             return ""
         candidates = group_names.candidates(cgroups_path, container_id)
         return next((path for path in candidates if self._groups.is_group(path)), "")
@@ -89,16 +95,18 @@ class Locator:
             text = (self._procfs / str(pid) / "cgroup").read_text(errors="surrogateescape")
         except OSError as error:
             return "", f"its first process {pid} cannot be read ({error.strerror})"
-        group = group_line(text, self._groups.version)
+        group = cgroup_of_process(text, self._groups.version)
         if group is None:
             return "", f"its first process {pid} is in no group of the cpuset controller"
         parts = group.split("/")
-        depth = next((i for i, part in enumerate(parts) if group_names.holds_id(part, container_id)), None)
+        depth = next(
+            (i for i, part in enumerate(parts) if group_names.is_name_of_container(part, container_id)), None
+        )
         if depth is None:
             return "", f"its first process {pid} is in {group}, which is not its own (a virtual machine?)"
         group = "/".join(parts[: depth + 1])
-        place = below(group, root_of(read_mounts(self._mounts), self._groups.root))
-        path = self._spelled(place) if place is not None else ""
+        place = path_below_mount(group, visible_root(read_mounts(self._mounts), self._groups.root))
+        path = self._full_path(place) if place is not None else ""
         if not path:
             return (
                 "",
@@ -106,19 +114,19 @@ class Locator:
             )
         return path, ""
 
-    def _spelled(self, place: MountedPath) -> str:
+    def _full_path(self, place: MountedPath) -> str:
         """Return the whole path of a place; empty unless exactly one such group exists."""
-        if not place.path or not group_names.is_plain(place.path):
+        if not place.path or not group_names.is_safe_path(place.path):
             return ""
-        if not place.hidden:
+        if not place.hidden_levels:
             return place.path if self._groups.is_group(place.path) else ""
         paths: list[str] = []
         todo = deque([("", 0)])
-        for _ in range(_LIMIT):
+        for _ in range(_GROUPS_LIMIT):
             if not todo:
                 break
             at, depth = todo.popleft()
-            if depth == place.hidden:
+            if depth == place.hidden_levels:
                 whole = f"{at}/{place.path}"
                 paths += [whole] if self._groups.is_group(whole) else []
                 continue

@@ -21,8 +21,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.backends.cgroup.files import OsFiles, read_whole
-from proxy.backends.cgroup.hierarchies import has_controller, mounted, mounted_v1, mounts_elsewhere
+from proxy.backends.cgroup.files import OsCgroupFiles, read_kernel_file
+from proxy.backends.cgroup.hierarchies import controller_mounts, has_controller, mounts_elsewhere, v1_mounts
 from proxy.backends.cgroup.search import GroupFinder
 from proxy.executor.kernel_ports import MemoryUse
 from proxy.model.errnos import GONE
@@ -100,7 +100,7 @@ class KernelMemory:
     _finder: GroupFinder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_finder", GroupFinder(OsFiles(self.root)))
+        object.__setattr__(self, "_finder", GroupFinder(OsCgroupFiles(self.root)))
 
     def use(self, parent: str, container_id: str) -> MemoryUse | None:
         """Return where a container's memory is; see ``proxy.executor.kernel_ports.MemoryTree.use``."""
@@ -108,7 +108,7 @@ class KernelMemory:
         if path is None:
             return None
         try:
-            text = read_whole(self.root / path / _STAT)
+            text = read_kernel_file(self.root / path / _STAT)
         except OSError as error:
             if error.errno in GONE and not (self.root / path).is_dir():
                 return None
@@ -120,21 +120,21 @@ class KernelMemory:
         if self.huge is not None:
             for file in sorted((self.huge / path).glob("hugetlb.*.numa_stat")):
                 try:
-                    lines.append(read_whole(file))
+                    lines.append(read_kernel_file(file))
                 except OSError:
                     continue  # gone with its group
         return "\n".join(lines)
 
-    def learn(self, container_id: str, path: str, parent: str = "") -> None:
+    def remember(self, container_id: str, path: str, parent: str = "") -> None:
         """Remember where a container's group is; see ``proxy.backends.cgroup.locator``."""
-        self._finder.learn(container_id, path, parent)
+        self._finder.remember(container_id, path, parent)
 
     def migrates(self, path: str) -> bool:
         """Return whether a change of memory nodes moves pages; see ``executor.kernel_ports.MemoryTree``."""
         if self.cpusets is None:
             return self.version == 2
         try:
-            return read_whole(self.cpusets / path / "cpuset.memory_migrate").strip() == "1"
+            return read_kernel_file(self.cpusets / path / "cpuset.memory_migrate").strip() == "1"
         except OSError:
             return False
 
@@ -150,7 +150,7 @@ def open_memory(root: Path, procfs: Path = Path("/proc")) -> KernelMemory | None
     parent = root.parent if (root / "cpuset.cpus").is_file() else root
     mounts = mounts_elsewhere(root, procfs)
     sets = parent / "cpuset"
-    cpusets = sets if (sets / "cpuset.cpus").is_file() else next(mounted_v1(mounts, "cpuset"), None)
+    cpusets = sets if (sets / "cpuset.cpus").is_file() else next(v1_mounts(mounts, "cpuset"), None)
     # On v2 a group may be named "memory" too, but only groups of v2 have cgroup.controllers.
     if (parent / "memory" / _STAT).is_file() and not (parent / "memory" / "cgroup.controllers").exists():
         huge = parent / "hugetlb"
@@ -158,7 +158,7 @@ def open_memory(root: Path, procfs: Path = Path("/proc")) -> KernelMemory | None
     for mount in (root, root / "unified"):
         if has_controller(mount, "memory"):
             return KernelMemory(mount, 2, mount, cpusets)
-    for mount, version in mounted(mounts, "memory", _STAT):
-        tree = mount if version == 2 else next(mounted_v1(mounts, "hugetlb"), None)
+    for mount, version in controller_mounts(mounts, "memory", _STAT):
+        tree = mount if version == 2 else next(v1_mounts(mounts, "hugetlb"), None)
         return KernelMemory(mount, version, tree, cpusets)
     return None

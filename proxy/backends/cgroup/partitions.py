@@ -36,7 +36,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.cgroup.files import Files, OsFiles, explain
+from proxy.backends.cgroup.files import CgroupFiles, OsCgroupFiles, cause_of_errno
 from proxy.engine.partition import MEMBER, PartitionState
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
@@ -56,7 +56,7 @@ NO_REASON_GIVEN = (
 class KernelPartitions:
     """Partitions of a cpuset hierarchy; implements ``proxy.executor.partitions.ports.Partitions``."""
 
-    def __init__(self, files: Files, version: int, root: str = "") -> None:
+    def __init__(self, files: CgroupFiles, version: int, root: str = "") -> None:
         """Set the hierarchy.
 
         Args:
@@ -180,7 +180,7 @@ class KernelPartitions:
         if number == errno.EINVAL:
             cause = "a sibling of it or of a group above names some of these CPUs (EINVAL)"
         else:
-            cause = explain(number)
+            cause = cause_of_errno(number)
         number = errno.ENOENT if number in GONE else number
         return CgroupError(f"cannot {action} cgroup /{path}: {cause}", number)
 
@@ -192,7 +192,7 @@ def open_partitions(cgroups: object) -> KernelPartitions | None:
     files = getattr(cgroups, "files", None)  # an imitated tree has its own file access
     if files is not None:
         return KernelPartitions(files, cgroups.version)
-    return KernelPartitions(OsFiles(cgroups.root), cgroups.version, str(cgroups.root))
+    return KernelPartitions(OsCgroupFiles(cgroups.root), cgroups.version, str(cgroups.root))
 
 
 def _above(path: str) -> list[str]:

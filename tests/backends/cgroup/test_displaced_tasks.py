@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.displaced_tasks import KernelDisplacedTasks
-from proxy.backends.cgroup.files import OsFiles
+from proxy.backends.cgroup.files import OsCgroupFiles
 from proxy.model.errors import CgroupError
 
 CPUSET, OTHER = Path("/sys/fs/cgroup/cpuset"), Path("/sys/fs/cgroup/memory")
@@ -99,7 +99,7 @@ class Hierarchy:
         self.refused: dict[str, int] = {}
         for path in ("", "kubepods", "kubepods/pod1", f"kubepods/pod1/{ID}"):
             self.put(path)
-        monkeypatch.setattr(OsFiles, "write", lambda _, path, name, pid: self.move(path, pid))
+        monkeypatch.setattr(OsCgroupFiles, "write", lambda _, path, name, pid: self.move(path, pid))
 
     def put(self, path: str, *pids: str) -> None:
         """Put processes of the container into a group, in place of those in it."""

@@ -12,7 +12,7 @@ import pytest
 from proxy.backends.cgroup.cpu_usage import V1, CgroupUsage
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.fences import KernelFences
-from proxy.backends.cgroup.files import OsFiles, read_whole
+from proxy.backends.cgroup.files import OsCgroupFiles, read_kernel_file
 from proxy.engine.be_usage import UsageGroup
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
@@ -31,9 +31,9 @@ def group(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "work",
     [
-        lambda root: OsFiles(root).read("g", NAME),
-        lambda root: OsFiles(root).write("g", NAME, "0-3"),
-        lambda root: read_whole(root / "g" / NAME),
+        lambda root: OsCgroupFiles(root).read("g", NAME),
+        lambda root: OsCgroupFiles(root).write("g", NAME, "0-3"),
+        lambda root: read_kernel_file(root / "g" / NAME),
     ],
 )
 def test_a_fifo_is_refused_at_once(group: Path, work: Callable[[Path], object]) -> None:
@@ -47,7 +47,10 @@ def test_a_fifo_with_an_open_reader_is_refused_too(group: Path) -> None:
     other = os.open(group / "g" / NAME, os.O_RDWR | os.O_NONBLOCK)
     try:
         os.write(other, b"0-3\n")
-        for work in (lambda: OsFiles(group).read("g", NAME), lambda: OsFiles(group).write("g", NAME, "1")):
+        for work in (
+            lambda: OsCgroupFiles(group).read("g", NAME),
+            lambda: OsCgroupFiles(group).write("g", NAME, "1"),
+        ):
             with pytest.raises(OSError) as raised:
                 work()
             assert raised.value.errno == errno.ESPIPE
@@ -60,7 +63,7 @@ def test_a_fifo_with_an_open_reader_is_refused_too(group: Path) -> None:
 def test_a_bulk_write_skips_a_fifo(group: Path) -> None:
     (group / "h").mkdir()
     (group / "h" / NAME).write_text("0-3\n")
-    assert OsFiles(group).write_if_different(["g", "h"], NAME, b"0-1\n") == [None, b"0-3\n"]
+    assert OsCgroupFiles(group).write_if_different(["g", "h"], NAME, b"0-1\n") == [None, b"0-3\n"]
 
 
 @pytest.mark.timeout(30)

@@ -2,7 +2,13 @@
 
 import pytest
 
-from proxy.backends.cgroup.group_names import candidates, expand_slice, holds_id, home, parent_path
+from proxy.backends.cgroup.group_names import (
+    candidates,
+    expand_slice,
+    is_name_of_container,
+    parent_of_container,
+    parent_path,
+)
 
 ID = "4f1c9d"
 
@@ -85,10 +91,10 @@ def test_no_place_is_outside_the_tree(parent: str) -> None:
 
 
 def test_home_is_where_the_pod_is() -> None:
-    assert home("/kubepods/podx", ID) == "kubepods/podx"
-    assert home(f"/kubepods/podx/{ID}", ID) == "kubepods/podx"
-    assert home(f"kubepods-podx.slice:p:{ID}", ID) == "kubepods.slice/kubepods-podx.slice"
-    assert home("", ID) == "k8s.io"
+    assert parent_of_container("/kubepods/podx", ID) == "kubepods/podx"
+    assert parent_of_container(f"/kubepods/podx/{ID}", ID) == "kubepods/podx"
+    assert parent_of_container(f"kubepods-podx.slice:p:{ID}", ID) == "kubepods.slice/kubepods-podx.slice"
+    assert parent_of_container("", ID) == "k8s.io"
 
 
 @pytest.mark.parametrize(
@@ -105,4 +111,4 @@ def test_home_is_where_the_pod_is() -> None:
     ],
 )
 def test_only_the_containers_own_group_holds_its_id(name: str, answer: bool) -> None:
-    assert holds_id(name, ID) is answer
+    assert is_name_of_container(name, ID) is answer

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.backends.cgroup.group_names import Driver, expand_slice, pod_uid
+from proxy.backends.cgroup.group_names import CgroupDriver, expand_slice, pod_uid
 from proxy.model.errors import CgroupError
 from proxy.model.workload import KubeQos
 from proxy.pools.facts import kube_qos
@@ -18,7 +18,7 @@ from tests.oracles.kubepods import (
     pod_path,
 )
 
-SYSTEMD, CGROUPFS = Driver.SYSTEMD, Driver.CGROUPFS
+SYSTEMD, CGROUPFS = CgroupDriver.SYSTEMD, CgroupDriver.CGROUPFS
 UID = st.uuids().map(str)
 
 
@@ -32,8 +32,8 @@ def test_each_qos_class_has_its_path_under_each_driver() -> None:
     assert class_path(SYSTEMD, KubeQos.BURSTABLE) == "kubepods.slice/kubepods-burstable.slice"
 
 
-@given(st.sampled_from(Driver), st.sampled_from(KubeQos), UID)
-def test_a_pods_name_gives_its_uid_and_class(driver: Driver, qos: KubeQos, uid: str) -> None:
+@given(st.sampled_from(CgroupDriver), st.sampled_from(KubeQos), UID)
+def test_a_pods_name_gives_its_uid_and_class(driver: CgroupDriver, qos: KubeQos, uid: str) -> None:
     path = pod_path(driver, qos, uid)
     assert path.startswith(class_path(driver, qos) + "/")
     assert pod_uid(driver, path.rpartition("/")[2]) == uid
@@ -54,8 +54,10 @@ def test_slices_below_a_cgroup_root_of_kubelet_are_those_of_pods(name: str) -> N
     assert pod_uid(SYSTEMD, name) == "1-2"
 
 
-@given(st.sampled_from(Driver), st.sampled_from(sorted(RUNTIMES)), st.text("0123456789abcdef", min_size=1))
-def test_a_containers_name_gives_its_id(driver: Driver, runtime: str, own: str) -> None:
+@given(
+    st.sampled_from(CgroupDriver), st.sampled_from(sorted(RUNTIMES)), st.text("0123456789abcdef", min_size=1)
+)
+def test_a_containers_name_gives_its_id(driver: CgroupDriver, runtime: str, own: str) -> None:
     reported, name = container_name(driver, f"{runtime}://{own}")
     assert (reported, container_id(driver, name)) == (runtime, own)
     assert container_path(driver, "a/b/", f"{runtime}://{own}") == f"a/b/{name}"
@@ -84,7 +86,7 @@ def test_names_that_are_not_containers(name: str) -> None:
         (CGROUPFS, "besteffort"),
     ],
 )
-def test_names_that_are_not_pods(driver: Driver, name: str) -> None:
+def test_names_that_are_not_pods(driver: CgroupDriver, name: str) -> None:
     with pytest.raises(CgroupError, match="this is not a pod's"):
         pod_uid(driver, name)
 

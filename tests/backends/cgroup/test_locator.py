@@ -11,8 +11,8 @@ from proxy.backends.cgroup.cfs_quota import KernelCpuGroups, open_cpu_groups
 from proxy.backends.cgroup.cpu_usage import V1, V2, open_usage
 from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
-from proxy.backends.cgroup.hierarchies import below, group_line, read_mounts, root_of
-from proxy.backends.cgroup.locator import Locator
+from proxy.backends.cgroup.hierarchies import cgroup_of_process, path_below_mount, read_mounts, visible_root
+from proxy.backends.cgroup.locator import KernelGroupLocator
 from proxy.backends.cgroup.memory import KernelMemory, open_memory
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.errors import CgroupError
@@ -27,7 +27,7 @@ class MachineTree:
     def __init__(self, directory: Path, version: int = 1) -> None:
         self.directory = directory
         self.tree = FakeCgroups(directory / "tree", CpuSet.parse("0-3"), Mask.parse("0"), version)
-        self.locator = Locator(self.tree, (), directory / "proc", directory / "mounts")
+        self.locator = KernelGroupLocator(self.tree, (), directory / "proc", directory / "mounts")
 
     def make(self, path: str) -> str:
         parts = path.split("/")
@@ -120,7 +120,7 @@ def test_unknown_levels_are_searched(tmp_path: Path) -> None:
     assert place.locator.locate(ID, RuntimeDetail(pid=7)).path == path
     place.make(f"kubepods/other/podx/{ID}")
     place.process(8, f"3:cpuset:/../podx/{ID}\n")
-    fresh = Locator(place.tree, (), place.directory / "proc", place.directory / "mounts")
+    fresh = KernelGroupLocator(place.tree, (), place.directory / "proc", place.directory / "mounts")
     assert fresh.locate(ID, RuntimeDetail(pid=8)).path == "", "two such groups: no guess"
 
 
@@ -128,13 +128,13 @@ def test_other_trees_are_reported(tmp_path: Path) -> None:
     place = MachineTree(tmp_path)
     path = place.make(f"odd/place/{ID}")
     cpu = KernelCpuGroups(place.tree.root, 1, place.tree.files)
-    found = Locator(place.tree, (cpu,)).locate(ID, RuntimeDetail(f"/odd/place/{ID}"))
+    found = KernelGroupLocator(place.tree, (cpu,)).locate(ID, RuntimeDetail(f"/odd/place/{ID}"))
     assert found.path == cpu.find("/kubepods/podx", ID) == path
     again = KernelCpuGroups(place.tree.root, 1, place.tree.files)
     memory = KernelMemory(place.tree.root, place.tree.version)
     (place.tree.root / path / "memory.numa_stat").write_text("total=0 N0=0\nfile=0 N0=0\n")
     assert memory.use("/kubepods/podx", "another") is None
-    Locator(place.tree, (again, memory)).remember(ID, path)
+    KernelGroupLocator(place.tree, (again, memory)).remember(ID, path)
     assert again.find("/kubepods/podx", ID) == path
     place.make("kubepods/podx")  # at the path that follows from its name, so that no search is needed
     assert memory.use("/kubepods/podx", ID) is not None
@@ -146,9 +146,9 @@ def test_the_group_of_this_process_is_found() -> None:
         groups = open_cgroups(Path("/sys/fs/cgroup"))
     except CgroupError:
         pytest.skip("no cpuset controller here")
-    reported = group_line(Path("/proc/self/cgroup").read_text(), groups.version)
-    place = below(reported or "/", root_of(read_mounts(Path("/proc")), groups.root))
-    if reported is None or place is None or place.hidden:
+    reported = cgroup_of_process(Path("/proc/self/cgroup").read_text(), groups.version)
+    place = path_below_mount(reported or "/", visible_root(read_mounts(Path("/proc")), groups.root))
+    if reported is None or place is None or place.hidden_levels:
         pytest.skip("this process is outside of what is mounted")
     procs = (groups.root / place.path / "cgroup.procs").read_text().split()
     assert str(os.getpid()) in procs or "0" in procs

@@ -9,15 +9,15 @@ import pytest
 from proxy.backends.cgroup.hierarchies import (
     HierarchyMount,
     MountedPath,
-    below,
-    group_line,
-    mounted,
-    mounted_v1,
-    mounted_v2,
+    cgroup_of_process,
+    controller_mounts,
     mounts_elsewhere,
     parse_mounts,
+    path_below_mount,
     read_mounts,
-    root_of,
+    v1_mounts,
+    v2_mounts,
+    visible_root,
 )
 
 HYBRID = """\
@@ -45,16 +45,16 @@ def test_hierarchies_are_read_by_type_and_controller() -> None:
         HierarchyMount(Path("/sys/fs/cgroup/systemd"), 1, frozenset(("rw", "xattr", "name=systemd"))),
         HierarchyMount(Path("/sys/fs/cgroup/unified"), 2),
     ]
-    assert list(mounted_v1(parse_mounts(HYBRID), "cpu")) == [Path("/sys/fs/cgroup/cpu,cpuacct")]
-    assert list(mounted_v1(parse_mounts(V2_WITH_V1_ELSEWHERE), "cpuset")) == [Path("/mnt/my cpusets")]
-    assert list(mounted_v2(parse_mounts(V2_WITH_V1_ELSEWHERE))) == [Path("/sys/fs/cgroup")]
+    assert list(v1_mounts(parse_mounts(HYBRID), "cpu")) == [Path("/sys/fs/cgroup/cpu,cpuacct")]
+    assert list(v1_mounts(parse_mounts(V2_WITH_V1_ELSEWHERE), "cpuset")) == [Path("/mnt/my cpusets")]
+    assert list(v2_mounts(parse_mounts(V2_WITH_V1_ELSEWHERE))) == [Path("/sys/fs/cgroup")]
 
 
 def test_the_mount_of_the_whole_hierarchy_comes_first() -> None:
     mounts = parse_mounts(IN_A_CONTAINER)
-    assert list(mounted_v1(mounts, "cpuset")) == [Path("/host/cpuset"), Path("/sys/fs/cgroup/cpuset")]
-    assert root_of(mounts, Path("/sys/fs/cgroup/cpuset")) == "/docker/ab12"
-    assert root_of(mounts, Path("/absent")) == "/"
+    assert list(v1_mounts(mounts, "cpuset")) == [Path("/host/cpuset"), Path("/sys/fs/cgroup/cpuset")]
+    assert visible_root(mounts, Path("/sys/fs/cgroup/cpuset")) == "/docker/ab12"
+    assert visible_root(mounts, Path("/absent")) == "/"
 
 
 @pytest.mark.parametrize("line", ["", "nonsense", "1 2 3 - cgroup cgroup rw,cpuset", "1 2 0:1 / /x rw"])
@@ -80,7 +80,7 @@ V1_LINES = "9:name=systemd:/init\n5:cpuacct,cpu:/c\n3:cpuset:/kubepods/podx/ID\n
     ],
 )
 def test_the_line_of_the_hierarchy_in_use(text: str, version: int, path: str | None) -> None:
-    assert group_line(text, version) == path
+    assert cgroup_of_process(text, version) == path
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_the_line_of_the_hierarchy_in_use(text: str, version: int, path: str | N
     ],
 )
 def test_a_path_is_made_relative_to_a_mount(path: str, root: str, place: MountedPath | None) -> None:
-    assert below(path, root) == place
+    assert path_below_mount(path, root) == place
 
 
 def lay(root: Path, mountinfo: str) -> Path:
@@ -136,5 +136,5 @@ def test_v1_without_prefix_and_v2_without_the_controller_are_passed_over(tmp_pat
         HierarchyMount(v2, 2),
         HierarchyMount(good, 1, frozenset({"cpuset"})),
     ]
-    assert list(mounted(mounts, "cpuset", "cpuset.cpus")) == [(good, 1), (v2, 2)]
-    assert list(mounted(mounts, "cpuacct", "cpuacct.usage", always="cpu.stat")) == [(bare, 2)]
+    assert list(controller_mounts(mounts, "cpuset", "cpuset.cpus")) == [(good, 1), (v2, 2)]
+    assert list(controller_mounts(mounts, "cpuacct", "cpuacct.usage", always="cpu.stat")) == [(bare, 2)]

@@ -86,7 +86,7 @@ def test_the_levels_above_are_searched_once(learned: bool) -> None:
     tree = Tree(*pods, slices, *(f"many/{i}" for i in range(50)))
     finder = GroupFinder(tree)
     if learned:
-        finder.learn(f"{ID}0", pods[0], f"/kubepods/pod0/{ID}0")
+        finder.remember(f"{ID}0", pods[0], f"/kubepods/pod0/{ID}0")
     else:
         assert finder.find("/kubepods/pod0", f"{ID}0") == pods[0]
     listed = tree.listed
@@ -95,16 +95,16 @@ def test_the_levels_above_are_searched_once(learned: bool) -> None:
     assert tree.listed == listed
     assert finder.find("/kubepods/pod1", "other") is None
     assert tree.listed == listed + 1, "the pod exists, so only its group is listed"
-    assert finder.group("kubepods/pod1") == f"{top}/kubepods/pod1"
-    assert finder.group("kubepods/pod9") is None
+    assert finder.find_path("kubepods/pod1") == f"{top}/kubepods/pod1"
+    assert finder.find_path("kubepods/pod9") is None
 
 
 def test_levels_found_for_another_tree_or_name_are_not_kept() -> None:
     tree = Tree("a/b/kubepods/podx", "c/odd")
     finder = GroupFinder(tree)
-    finder.learn(ID, "gone/kubepods/podx", "/kubepods")
-    finder.learn(ID, "c/odd", "/kubepods/podx")
-    assert finder.group("kubepods/podx") is None
+    finder.remember(ID, "gone/kubepods/podx", "/kubepods")
+    finder.remember(ID, "c/odd", "/kubepods/podx")
+    assert finder.find_path("kubepods/podx") is None
     assert finder.find("/kubepods/podx", ID) == "c/odd"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.cgroup.files import QUICK_BYTES
+from proxy.backends.cgroup.files import QUICK_WRITE_LIMIT_BYTES
 from proxy.model.idset import CpuSet
 
 NAMES = ("a", "b", "c")
@@ -69,7 +69,7 @@ def test_a_known_set_is_read_only_after_the_write(tmp_path: Path, monkeypatch: p
 def test_missing_or_busy_groups_block_no_other(tmp_path: Path) -> None:
     groups = lay(tmp_path)
     long = ",".join(str(cpu) for cpu in range(0, 400, 2)) + "\n"
-    assert len(long) > QUICK_BYTES
+    assert len(long) > QUICK_WRITE_LIMIT_BYTES
     put(tmp_path, "b", long)
     assert groups.write_all(("gone", *NAMES, ""), FEW) == [None] * 5, "the root is not written"
     assert groups.write_all(("gone", *NAMES), FEW) == [None, True, None, True]

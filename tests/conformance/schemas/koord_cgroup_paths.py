@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.backends.cgroup.group_names import Driver, pod_uid
+from proxy.backends.cgroup.group_names import CgroupDriver, pod_uid
 from proxy.model.errors import CgroupError
 from proxy.model.workload import KubeQos
 from proxy.pools.facts import kube_qos
@@ -27,7 +27,7 @@ def check(case: Case, _: Topologies) -> Outcome:
     return Outcome(expected, got)
 
 
-def _driver(case: Case) -> Driver:
+def _driver(case: Case) -> CgroupDriver:
     driver = driver_of(case.value("driver", str))
     if driver is None:
         raise BadCaseError(f"it has an unusable 'driver': {case.fields['driver']!r}")

@@ -3,9 +3,9 @@
 For the demo, for tests, and for trying the daemon without changing the node. The files are real files, so
 they can be inspected. Writes that the kernel refuses are refused with the kernel's error number (the contract
 test runs the same cases on both). The description of the imagined machine is in the directory
-(``hierarchies.MARKER``), so several processes can open one tree; a file lock orders their writes. The rules
-are in ``proxy.backends.cgroup.fake.cpuset_rules``. Groups are made and removed with ``mkdir`` and ``rmdir``
-of ``FakeCgroups``.
+(``hierarchies.FAKE_TREE_FILE``), so several processes can open one tree; a file lock orders their writes. The
+rules are in ``proxy.backends.cgroup.fake.cpuset_rules``. Groups are made and removed with ``mkdir`` and
+``rmdir`` of ``FakeCgroups``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.fake.cpuset_rules import FakeCgroupFiles
-from proxy.backends.cgroup.hierarchies import MARKER, is_fake_tree
+from proxy.backends.cgroup.hierarchies import FAKE_TREE_FILE, is_fake_tree
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 
@@ -52,7 +52,7 @@ class FakeCgroups(KernelCgroups):
             root.mkdir(parents=True, exist_ok=True)
             facts = {"version": version, "online": str(online), "nodes": str(nodes)}
             facts |= {"possible": str(all_possible), "exclusive": exclusive}
-            (root / MARKER).write_text(json.dumps(facts) + "\n")
+            (root / FAKE_TREE_FILE).write_text(json.dumps(facts) + "\n")
             self._tree.create_files("")
 
     @classmethod
@@ -63,13 +63,13 @@ class FakeCgroups(KernelCgroups):
             CgroupError: The directory's description cannot be read.
         """
         try:
-            facts = json.loads((root / MARKER).read_text())
+            facts = json.loads((root / FAKE_TREE_FILE).read_text())
             possible, nodes = CpuSet.parse(facts["possible"]), Mask.parse(facts["nodes"])
             online, newer = CpuSet.parse(facts["online"]), bool(facts.get("exclusive", True))
             return cls(root, online, nodes, int(facts["version"]), possible, exclusive=newer)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CgroupError(
-                f"cannot open the cgroup directory {root}: {MARKER} is damaged ({error})"
+                f"cannot open the cgroup directory {root}: {FAKE_TREE_FILE} is damaged ({error})"
             ) from None
 
     @property

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from proxy.atomic_write import write_file
 from proxy.backends.cgroup.fake import cfs_quota, partitions
-from proxy.backends.cgroup.files import OsFiles
-from proxy.backends.cgroup.hierarchies import MARKER
+from proxy.backends.cgroup.files import OsCgroupFiles
+from proxy.backends.cgroup.hierarchies import FAKE_TREE_FILE
 from proxy.model.idset import CpuSet, IdSet, Mask
 
 LISTS: tuple[tuple[str, type[IdSet]], ...] = (("cpuset.cpus", CpuSet), ("cpuset.mems", Mask))
@@ -44,7 +44,7 @@ class FakeCgroupFiles:
     ) -> None:
         self._root = root
         self._exclusive = exclusive
-        self._plain = OsFiles(root)
+        self._plain = OsCgroupFiles(root)
         self._have: dict[str, IdSet] = {"cpuset.cpus": online, "cpuset.mems": nodes}
         self._possible = possible
         self.version = version
@@ -55,7 +55,7 @@ class FakeCgroupFiles:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the tree's lock. Each use opens the file again: so the lock excludes other threads, too."""
-        with (self._root / MARKER).open() as handle:
+        with (self._root / FAKE_TREE_FILE).open() as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.backends.cgroup.group_names import candidates, home
+from proxy.backends.cgroup.group_names import candidates, parent_of_container
 from proxy.backends.runtime.quirks import containerd
 
 
@@ -15,5 +15,5 @@ def test_runc_without_systemd_makes_a_directory_with_the_slices_name(parent: str
 
 
 def test_a_container_without_a_parent_is_in_the_namespace() -> None:
-    assert home("", "c1") == "k8s.io"
+    assert parent_of_container("", "c1") == "k8s.io"
     assert next(candidates("", "c1")) == "k8s.io/c1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.backends.cgroup.group_names import candidates, holds_id
+from proxy.backends.cgroup.group_names import candidates, is_name_of_container
 from proxy.backends.runtime.quirks import QUIRKS, crio
 
 
@@ -30,5 +30,5 @@ def test_a_monitor_is_found_by_its_name_and_is_not_the_container(driver: str) ->
     names = [path.rpartition("/")[2] for path in candidates(driver, crio.monitor("c1"))]
     assert "crio-conmon-c1" in names
     assert "crio-conmon-c1.scope" in names
-    assert not any(holds_id(name, "c1") for name in names if name.startswith(crio.MONITOR_GROUP))
-    assert holds_id("crio-c1.scope", "c1")
+    assert not any(is_name_of_container(name, "c1") for name in names if name.startswith(crio.MONITOR_GROUP))
+    assert is_name_of_container("crio-c1.scope", "c1")
