@@ -122,7 +122,7 @@ class CpusetMems:
         path = self._context.cpuset_writer.known_path(container)
         if path is None:
             return
-        has, want = cgroups.nodes(path), state.desired_mems(container)
+        has, want = cgroups.memory_nodes(path), state.desired_mems(container)
         if not has and not (known.is_changed and cgroups.version == 1):
             return  # it has its parent's nodes: no program has bound it
         above = want if has == want else cgroups.read(path.rpartition("/")[0]).effective_mems

@@ -217,7 +217,7 @@ class CpusetWriter:
         try:
             had, wanted = self.cgroups.cpus(path), self._state().desired_cpus(container)
             if not wanted <= had:
-                self.cgroups.write(path, had | wanted, None, inner=False)
+                self.cgroups.write(path, had | wanted, None, adjust_below=False)
         except CgroupError as error:
             done.notes.append(str(error))
         return done

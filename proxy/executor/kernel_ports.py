@@ -64,14 +64,14 @@ class Cgroups(Protocol):
             CgroupError: It is gone (errno ENOENT) or cannot be read.
         """
 
-    def nodes(self, path: str) -> Mask:
+    def memory_nodes(self, path: str) -> Mask:
         """Read a cgroup's memory nodes as configured; on v2, empty means those of the parent.
 
         Raises:
             CgroupError: It is gone (errno ENOENT) or cannot be read.
         """
 
-    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, adjust_below: bool = True) -> bool:
         """Set a cgroup's CPUs and memory nodes (None: leave unchanged) and read them back.
 
         Files that hold the value already are not written. Parents that are too narrow (v1: EACCES; v2: the
@@ -82,10 +82,10 @@ class Cgroups(Protocol):
             path: The cgroup.
             cpus: The CPUs.
             mems: The memory nodes.
-            inner: Whether the cgroups below belong to the cgroup itself, as those in a container do. Then, on
-                v1, children that would have more than the new set are narrowed first, and children that had
-                the whole set get the whole set again after it has grown. Otherwise they belong to others (a
-                pod's containers) and are not changed.
+            adjust_below: Whether the cgroups below belong to the cgroup itself, as those in a container do.
+                Then, on v1, children that would have more than the new set are narrowed first, and children
+                that had the whole set get the whole set again after it has grown. Otherwise they belong to
+                others (a pod's containers) and are not changed.
 
         Returns:
             True if something was written.

@@ -221,7 +221,7 @@ def _as_above(cgroups: Cgroups, path: str, done: SweepResult) -> None:
     """Set a group that is not a container's to the cpuset of its parent; on v2 it may have that already."""
     try:
         want, has = _above(cgroups, path).effective_cpus, cgroups.read(path).cpus
-        if has and not want <= has and cgroups.write(path, has | want, None, inner=False):
+        if has and not want <= has and cgroups.write(path, has | want, None, adjust_below=False):
             done.written.append(path)
     except CgroupError as error:
         if error.errno not in GONE:

@@ -417,11 +417,11 @@ class TestGroupsInAContainer:
         self.make_nested(bed, 2)
         if bed.groups.version == 1:
             refusal = cgroup_error(
-                errno.EBUSY, lambda: bed.groups.write(bed.path("c"), bed.few, None, inner=False)
+                errno.EBUSY, lambda: bed.groups.write(bed.path("c"), bed.few, None, adjust_below=False)
             )
             assert "a group below" in refusal
             bed.groups.write(bed.path("c"), bed.few, None)
-        bed.groups.write(bed.path("c"), bed.cpus, None, inner=False)
+        bed.groups.write(bed.path("c"), bed.cpus, None, adjust_below=False)
         values = bed.groups.read(bed.path("c/d"))
         assert values.cpus == (bed.few if bed.groups.version == 1 else bed.cpus)
 

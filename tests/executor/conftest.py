@@ -91,7 +91,7 @@ class MemoryCgroups:
     def cpus(self, path: str) -> CpuSet:
         return self.read(path).effective_cpus
 
-    def nodes(self, path: str) -> Mask:
+    def memory_nodes(self, path: str) -> Mask:
         return self.mems.get(path, Mask())
 
     def pod_group(self, parent: str) -> str | None:
@@ -109,7 +109,7 @@ class MemoryCgroups:
     ) -> list[bool | None]:
         return [None] * len(paths)
 
-    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, adjust_below: bool = True) -> bool:
         with self.lock:
             return self._write(path, cpus, mems)
 

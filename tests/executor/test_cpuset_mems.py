@@ -163,7 +163,7 @@ def test_a_resize_during_a_reconcile_is_not_undone_and_is_no_drift(
         world.executor.mems.memory = PlayedMemory({second: MemoryUse({0: MIB}, {}, {})})
         await world.sync.once()
         assert world.executor.mems.known.as_planned == {first, second}
-        read, is_read, resized = world.cgroups.nodes, threading.Event(), threading.Event()
+        read, is_read, resized = world.cgroups.memory_nodes, threading.Event(), threading.Event()
 
         def slow(path: str) -> Mask:
             has: Mask = read(path)
@@ -172,7 +172,7 @@ def test_a_resize_during_a_reconcile_is_not_undone_and_is_no_drift(
                 resized.wait(30)
             return has
 
-        monkeypatch.setattr(world.cgroups, "nodes", slow)
+        monkeypatch.setattr(world.cgroups, "memory_nodes", slow)
         comparing = asyncio.ensure_future(world.executor.mems.once())
         await asyncio.to_thread(is_read.wait, 30)
         for container in world.executor.state.existing((first, second)):

@@ -196,7 +196,7 @@ def test_containers_leave_owned_cpus_before_the_owner_is_written() -> None:
     written: list[str] = []
 
     class Ordered(Cgroups):
-        def write(self, path: str, cpus: CpuSet, mems: Mask | None, *, inner: bool = True) -> bool:
+        def write(self, path: str, cpus: CpuSet, mems: Mask | None, *, adjust_below: bool = True) -> bool:
             written.append(path)
             return super().write(path, cpus, mems)
 

@@ -286,10 +286,10 @@ def test_the_reported_obstacle_is_the_real_one(run_scenario: Callable[..., None]
         world.cgroups.sets[away] = CpuSet.parse("8-9")
         plain = world.cgroups.write
 
-        def write(path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
+        def write(path: str, cpus: Any, mems: Any, *, adjust_below: bool = True) -> bool:
             if path in (away, near):
                 raise CgroupError(f"cannot write {path}", errno.EACCES)
-            return bool(plain(path, cpus, mems, inner=inner))
+            return bool(plain(path, cpus, mems, adjust_below=adjust_below))
 
         world.cgroups.write = write
         call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))

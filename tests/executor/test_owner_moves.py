@@ -62,11 +62,11 @@ def refuse(world: Any, container_id: str, number: int, cpus: CpuSet, times: int 
     refused: list[CpuSet] = []
     plain = world.cgroups.write
 
-    def write(path: str, wanted: Any, mems: Any, *, inner: bool = True) -> bool:
+    def write(path: str, wanted: Any, mems: Any, *, adjust_below: bool = True) -> bool:
         if path == container_id and wanted is not None and wanted & cpus and len(refused) < times:
             refused.append(wanted)
             raise CgroupError(f"cannot write {path}: {errno.errorcode[number]}", number)
-        return bool(plain(path, wanted, mems, inner=inner))
+        return bool(plain(path, wanted, mems, adjust_below=adjust_below))
 
     world.cgroups.write = write
     return refused
@@ -230,12 +230,12 @@ def test_a_container_that_exits_during_a_move_releases_its_cpus(run_scenario: Ca
         plain = world.cgroups.write
         gone = []
 
-        def write(path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
+        def write(path: str, cpus: Any, mems: Any, *, adjust_below: bool = True) -> bool:
             if path == own and cpus == target and not gone:
                 gone.append(path)
                 world.cgroups.end(own)
                 world._state(own, "EXITED")
-            return bool(plain(path, cpus, mems, inner=inner))
+            return bool(plain(path, cpus, mems, adjust_below=adjust_below))
 
         world.cgroups.write = write
         moving = asyncio.create_task(world.executor.owner_moves.move(key(world, own), target))
@@ -325,13 +325,13 @@ def test_old_cpus_that_go_offline_during_a_move_that_fails_are_replaced_afterwar
         ls, own, mine, target = await owner(world)
         plain, tries = world.cgroups.write, list[CpuSet]()
 
-        def write(path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
+        def write(path: str, cpus: Any, mems: Any, *, adjust_below: bool = True) -> bool:
             if path == own and cpus == target:
                 world.machine = without(world.machine, str(mine))
             if path == own and (cpus == target or not cpus <= world.machine.online):
                 tries.append(cpus)
                 raise CgroupError(f"cannot write {path}: EINVAL", errno.EINVAL)
-            return bool(plain(path, cpus, mems, inner=inner))
+            return bool(plain(path, cpus, mems, adjust_below=adjust_below))
 
         world.cgroups.write = write
         moving = asyncio.create_task(world.executor.owner_moves.move(key(world, own), target))
@@ -445,8 +445,8 @@ def test_a_crash_at_every_step_ends_in_the_old_or_the_new_placement(
         ls, own, mine, target = await owner(world)
         plain, overlaps = world.cgroups.write, list[str]()
 
-        def write(path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
-            done = bool(plain(path, cpus, mems, inner=inner))
+        def write(path: str, cpus: Any, mems: Any, *, adjust_below: bool = True) -> bool:
+            done = bool(plain(path, cpus, mems, adjust_below=adjust_below))
             on = world.cgroups.sets
             if not on[ls].isdisjoint(on[own]):
                 overlaps.append(f"{ls} on {on[ls]}, {own} on {on[own]}")

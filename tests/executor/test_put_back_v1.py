@@ -69,8 +69,8 @@ def test_every_container_keeps_its_set_after_a_refused_create(
         def find(self, parent: str, container_id: str) -> str | None:
             return f"{base.name}/{container_id}" if (base / container_id).is_dir() else None
 
-        def write(self, path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
-            written = kernel.write(path, cpus, None, inner=inner)
+        def write(self, path: str, cpus: Any, mems: Any, *, adjust_below: bool = True) -> bool:
+            written = kernel.write(path, cpus, None, adjust_below=adjust_below)
             if written and cpus == CpuSet([0]):
                 narrowed.append(path.rpartition("/")[2])
             return written

@@ -28,13 +28,13 @@ class Refusals:
         self.attempts = 0
         plain = world.cgroups.write
 
-        def write(path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
+        def write(path: str, cpus: Any, mems: Any, *, adjust_below: bool = True) -> bool:
             if path == container_id and cpus is not None and world.cgroups.sets.get(path) != cpus:
                 self.attempts += 1
                 if self.left > 0:
                     self.left -= 1
                     raise CgroupError(f"cannot set CPUs in {path}: {os.strerror(number)}", number)
-            return bool(plain(path, cpus, mems, inner=inner))
+            return bool(plain(path, cpus, mems, adjust_below=adjust_below))
 
         world.cgroups.write = write
 

@@ -54,11 +54,11 @@ class Tree(FakeCgroups):
             raise CgroupError(f"cannot read CPUs of {path}", errno.EOPNOTSUPP)
         return super().read(path)
 
-    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, adjust_below: bool = True) -> bool:
         self.writes += 1
         if self.refuse:
             raise CgroupError(f"cannot write {path}", self.refuse)
-        return super().write(path, cpus, mems, inner=inner)
+        return super().write(path, cpus, mems, adjust_below=adjust_below)
 
 
 @pytest.fixture(params=[1, 2])

@@ -71,8 +71,8 @@ class Scopes:
     def cpus(self, path: str) -> CpuSet:
         return self.read(path).effective_cpus
 
-    def nodes(self, path: str) -> Mask:
-        found: Mask = self.inner.nodes(self._id(path))
+    def memory_nodes(self, path: str) -> Mask:
+        found: Mask = self.inner.memory_nodes(self._id(path))
         return found
 
     def pod_group(self, parent: str) -> str | None:
@@ -81,8 +81,8 @@ class Scopes:
     def children(self, path: str) -> Sequence[str]:
         return ()
 
-    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
-        done: bool = self.inner.write(self._id(path), cpus, mems, inner=inner)
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, adjust_below: bool = True) -> bool:
+        done: bool = self.inner.write(self._id(path), cpus, mems, adjust_below=adjust_below)
         return done
 
     def write_all(

@@ -105,8 +105,8 @@ class KernelCgroups:
         """Read a group's cpuset; see ``proxy.executor.kernel_ports.Cgroups.read``."""
         values: list[IdSet] = []
         for kind in (self._cpus, self._mems):
-            own = self._get(path, kind, kind.file)
-            values += [own, self._get(path, kind, kind.effective, own)]
+            own = self._read_list(path, kind, kind.file)
+            values += [own, self._read_list(path, kind, kind.effective, own)]
         cpus, effective_cpus, mems, effective_mems = values
         return CpusetValue(
             CpuSet.from_bits(cpus.bits),
@@ -119,14 +119,17 @@ class KernelCgroups:
         """Read the CPUs in effect; see ``proxy.executor.kernel_ports.Cgroups.cpus``."""
         kind = self._cpus
         return CpuSet.from_bits(
-            self._get(path, kind, kind.file if self._version == 1 else kind.effective).bits
+            self._read_list(path, kind, kind.file if self._version == 1 else kind.effective).bits
         )
 
-    def nodes(self, path: str) -> Mask:
-        """Read a group's memory nodes as configured; see ``proxy.executor.kernel_ports.Cgroups.nodes``."""
-        return Mask.from_bits(self._get(path, self._mems, self._mems.file).bits)
+    def memory_nodes(self, path: str) -> Mask:
+        """Read a group's memory nodes as configured.
 
-    def _get(self, path: str, kind: CpusetList, file: str, missing: IdSet | None = None) -> IdSet:
+        See ``proxy.executor.kernel_ports.Cgroups.memory_nodes``.
+        """
+        return Mask.from_bits(self._read_list(path, self._mems, self._mems.file).bits)
+
+    def _read_list(self, path: str, kind: CpusetList, file: str, missing: IdSet | None = None) -> IdSet:
         """Read one list; if its file does not exist, return ``missing``."""
         try:
             return kind.type.parse(self._files.read(path, file))
@@ -143,7 +146,7 @@ class KernelCgroups:
 
     # Writing
 
-    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, adjust_below: bool = True) -> bool:
         """Set a group's CPUs and memory nodes; see ``proxy.executor.kernel_ports.Cgroups.write``."""
         if not path.strip("/"):
             raise CgroupError("cannot write to the root cgroup: it belongs to the kernel", errno.EACCES)
@@ -158,7 +161,7 @@ class KernelCgroups:
         written = False
         for kind, value in pairs:
             if self._version == 1:
-                changed = self._set_v1(path, kind, value, inner=inner)
+                changed = self._set_v1(path, kind, value, adjust_below=adjust_below)
             else:
                 changed = self._set_v2(path, kind, value)
             written = written or changed
@@ -174,48 +177,48 @@ class KernelCgroups:
         """Set the CPUs of many groups; see ``proxy.executor.kernel_ports.Cgroups.write_all``."""
         if not cpus or not all(paths):
             return [None] * len(paths)
-        line, kind = line_of(cpus), self._cpus
+        line, kind = kernel_line(cpus), self._cpus
         if self._version == 2:
-            for path in {_above(path): path for path in paths}.values():
+            for path in {_parent(path): path for path in paths}.values():
                 with contextlib.suppress(CgroupError):  # the write below reports the error
-                    self._make_room(path, kind, cpus)
+                    self._widen_above_if_needed(path, kind, cpus)
         held = self._write_all_if_different(
-            paths, kind, cpus, line_of(known) if known else None, should_continue
+            paths, kind, cpus, kernel_line(known) if known else None, should_continue
         )
         done = [None if before is None else before != line for before in held]
         if self._version == 1:
-            self._follow_all(paths, held, kind, cpus)
+            self._widen_all_below(paths, held, kind, cpus)
             return done
         for at, path in enumerate(paths):
             if held[at] is not None:
                 try:
-                    done[at] = self._in_effect(path, kind, cpus) or done[at]
+                    done[at] = self._make_effective(path, kind, cpus) or done[at]
                 except CgroupError:
                     done[at] = None
         return done
 
-    def _follow_all(
+    def _widen_all_below(
         self, paths: Sequence[str], held: Sequence[bytes | None], kind: CpusetList, value: IdSet
     ) -> None:
         """Widen the groups below those groups that have grown (v1)."""
         for line in {*held} - {None}:
-            before = list_or_none(kind.type.parse, line)
+            before = parsed_list(kind.type.parse, line)
             if before and before < value:
                 for path in (path for path, was in zip(paths, held, strict=True) if was == line):
-                    nesting.follow(self._lists(kind), path, before, value)
+                    nesting.widen_below(self._lists(kind), path, before, value)
 
-    def _set_v1(self, path: str, kind: CpusetList, value: IdSet, *, inner: bool) -> bool:
+    def _set_v1(self, path: str, kind: CpusetList, value: IdSet, *, adjust_below: bool) -> bool:
         held = self._write_if_different(path, kind, value)
         if held is None:
-            return self._put_whole(path, kind, value, inner=inner)
-        if inner and held and held < value:
-            nesting.follow(self._lists(kind), path, held, value)
+            return self._set_online_v1(path, kind, value, adjust_below=adjust_below)
+        if adjust_below and held and held < value:
+            nesting.widen_below(self._lists(kind), path, held, value)
         return held != value
 
     def _write_if_different(self, path: str, kind: CpusetList, value: IdSet) -> IdSet | None:
         """Write a list with one file open; return the previous list, or None if ``write`` is needed."""
         held = self._write_all_if_different((path,), kind, value)[0]
-        return list_or_none(kind.type.parse, held)
+        return parsed_list(kind.type.parse, held)
 
     def _write_all_if_different(
         self,
@@ -226,55 +229,55 @@ class KernelCgroups:
         should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bytes | None]:
         """Write many groups by ``OsCgroupFiles.write_if_different``; None for all if that cannot be used."""
-        line = line_of(value)
+        line = kernel_line(value)
         if not isinstance(self._files, OsCgroupFiles) or len(line) >= QUICK_WRITE_LIMIT_BYTES:
             return [None] * len(paths)
         return self._files.write_if_different(paths, kind.file, line, known, should_continue)
 
-    def _put_whole(self, path: str, kind: CpusetList, value: IdSet, *, inner: bool) -> bool:
-        held = self._get(path, kind, kind.file)
+    def _set_online_v1(self, path: str, kind: CpusetList, value: IdSet, *, adjust_below: bool) -> bool:
+        held = self._read_list(path, kind, kind.file)
         if held == value:
             return False
         try:
-            self._put_v1(path, kind, value, inner=inner)
+            self._write_and_adjust_v1(path, kind, value, adjust_below=adjust_below)
         except CgroupError as error:
             if error.errno != errno.EINVAL:
                 raise
-            online = value & self._get("", kind, kind.file)
+            online = value & self._read_list("", kind, kind.file)
             if not online or online == value:
                 raise
             if held == online:
                 return False
             value = online
-            self._put_v1(path, kind, value, inner=inner)
-        if inner and held and held <= value:
-            nesting.follow(self._lists(kind), path, held, value)
+            self._write_and_adjust_v1(path, kind, value, adjust_below=adjust_below)
+        if adjust_below and held and held <= value:
+            nesting.widen_below(self._lists(kind), path, held, value)
         return True
 
-    def _put_v1(self, path: str, kind: CpusetList, value: IdSet, *, inner: bool) -> None:
+    def _write_and_adjust_v1(self, path: str, kind: CpusetList, value: IdSet, *, adjust_below: bool) -> None:
         """Write, adjust the groups above and below if the kernel refuses, and read back."""
         try:
-            self._put(path, kind, value)
+            self._write_list(path, kind, value)
         except CgroupError as error:
-            if error.errno == errno.EBUSY and inner:
-                nesting.narrow(self._lists(kind), path, value, error)
-            elif error.errno == errno.EACCES and nesting.widen(self._lists(kind), path, value):
-                self._put(path, kind, value)
+            if error.errno == errno.EBUSY and adjust_below:
+                nesting.write_narrowing_below(self._lists(kind), path, value, error)
+            elif error.errno == errno.EACCES and nesting.widen_above(self._lists(kind), path, value):
+                self._write_list(path, kind, value)
             else:
                 raise
-        self._check(path, kind, kind.file, value, value)
+        self._verify_written(path, kind, kind.file, value, value)
 
     def _set_v2(self, path: str, kind: CpusetList, value: IdSet) -> bool:
-        widened = self._make_room(path, kind, value)
+        widened = self._widen_above_if_needed(path, kind, value)
         held = self._write_if_different(path, kind, value)
         if held is None:
-            held = self._get(path, kind, kind.file)
+            held = self._read_list(path, kind, kind.file)
             if held != value:
-                self._put(path, kind, value)
-                self._check(path, kind, kind.file, value, value)
-        return self._in_effect(path, kind, value) or widened or held != value
+                self._write_list(path, kind, value)
+                self._verify_written(path, kind, kind.file, value, value)
+        return self._make_effective(path, kind, value) or widened or held != value
 
-    def _make_room(self, path: str, kind: CpusetList, value: IdSet) -> bool:
+    def _widen_above_if_needed(self, path: str, kind: CpusetList, value: IdSet) -> bool:
         """Widen the groups above before a list is written that has none of their ids (v2).
 
         Otherwise all ids of the parent, which other groups use too, would be in effect between the two
@@ -283,28 +286,28 @@ class KernelCgroups:
         Returns:
             Whether a group above was written.
         """
-        if not value.isdisjoint(self._get(_above(path), kind, kind.effective, value)):
+        if not value.isdisjoint(self._read_list(_parent(path), kind, kind.effective, value)):
             return False
-        return nesting.widen(self._lists(kind), path, value)
+        return nesting.widen_above(self._lists(kind), path, value)
 
-    def _in_effect(self, path: str, kind: CpusetList, value: IdSet) -> bool:
+    def _make_effective(self, path: str, kind: CpusetList, value: IdSet) -> bool:
         """Make a group's list take effect (v2); return True if a group above was written for this."""
-        if self._get(path, kind, kind.effective) == value:
+        if self._read_list(path, kind, kind.effective) == value:
             return False
-        widened = nesting.widen(self._lists(kind), path, value)
-        online = self._get("", kind, kind.effective, value)
-        self._check(path, kind, kind.effective, value, value & online or value)
+        widened = nesting.widen_above(self._lists(kind), path, value)
+        online = self._read_list("", kind, kind.effective, value)
+        self._verify_written(path, kind, kind.effective, value, value & online or value)
         return widened
 
     def _lists(self, kind: CpusetList) -> nesting.NestedLists:
         return nesting.NestedLists(
-            lambda path: self._get(path, kind, kind.file),
-            lambda path, value: self._put(path, kind, value),
+            lambda path: self._read_list(path, kind, kind.file),
+            lambda path, value: self._write_list(path, kind, value),
             lambda path: [f"{path}/{name}" for name in self._files.children(path)],
             self._version,
         )
 
-    def _put(self, path: str, kind: CpusetList, value: IdSet) -> None:
+    def _write_list(self, path: str, kind: CpusetList, value: IdSet) -> None:
         try:
             self._files.write(path, kind.file, str(value))
         except OSError as error:
@@ -312,8 +315,8 @@ class KernelCgroups:
                 error = OSError(errno.EOPNOTSUPP, "")
             raise self._error(f"set {kind.description} to {value} in", path, error) from None
 
-    def _check(self, path: str, kind: CpusetList, file: str, wanted: IdSet, expected: IdSet) -> None:
-        seen = self._get(path, kind, file)
+    def _verify_written(self, path: str, kind: CpusetList, file: str, wanted: IdSet, expected: IdSet) -> None:
+        seen = self._read_list(path, kind, file)
         if seen != expected:
             raise CgroupError(
                 f"cannot set {kind.description} to {wanted} in cgroup /{path}: {file} reads "
@@ -387,7 +390,7 @@ def cpuset_lists(version: int) -> tuple[CpusetList, CpusetList]:
 
 
 @functools.lru_cache(maxsize=64)
-def list_or_none(parse: Callable[[str], IdSet], line: bytes | None) -> IdSet | None:
+def parsed_list(parse: Callable[[str], IdSet], line: bytes | None) -> IdSet | None:
     """Parse a list; None if the text is not a list. Cached, because most groups have one of a few lists."""
     try:
         return None if line is None else parse(line.decode("ascii", "replace"))
@@ -395,12 +398,12 @@ def list_or_none(parse: Callable[[str], IdSet], line: bytes | None) -> IdSet | N
         return None
 
 
-def _above(path: str) -> str:
+def _parent(path: str) -> str:
     """Return the parent of a group; empty for the root."""
     return path.strip("/").rpartition("/")[0]
 
 
 @functools.lru_cache(maxsize=64)
-def line_of(value: IdSet) -> bytes:
+def kernel_line(value: IdSet) -> bytes:
     """Return a list in the kernel's format, with its line end."""
     return f"{value}\n".encode()

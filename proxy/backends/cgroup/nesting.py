@@ -26,43 +26,43 @@ from msgspec import Struct
 from proxy.model.errors import CgroupError
 from proxy.model.idset import IdSet
 
-DEPTH = 8
+DEPTH_LIMIT = 8
 """The depth of groups below a container that are adjusted; deeper ones are left as they are."""
-GROUPS = 1024
-ROUNDS = 3
+GROUPS_LIMIT = 1024
+ROUNDS_LIMIT = 3
 
 
 class NestedLists(Struct, frozen=True):
     """Access to one of the two lists of all groups of a tree; calls raise CgroupError if the kernel refuses.
 
     Attributes:
-        held: Reads a group's list.
-        put: Writes a group's list, without adjusting other groups.
+        read: Reads a group's list.
+        write: Writes a group's list, without adjusting other groups.
         children: Returns the paths of the groups directly below.
         version: 1 or 2.
     """
 
-    held: Callable[[str], IdSet]
-    put: Callable[[str, IdSet], None]
+    read: Callable[[str], IdSet]
+    write: Callable[[str, IdSet], None]
     children: Callable[[str], Sequence[str]]
     version: int
 
 
-def widen(lists: NestedLists, path: str, value: IdSet) -> bool:
+def widen_above(lists: NestedLists, path: str, value: IdSet) -> bool:
     """Add a value to the lists of a group's ancestors, from the top; return True if one was written."""
     widened = False
     parts = path.strip("/").split("/")
     for depth in range(1, len(parts)):
         ancestor = "/".join(parts[:depth])
-        held = lists.held(ancestor)
+        held = lists.read(ancestor)
         # An empty list means "as the parent" on v2, and "cannot be used" on v1.
         if not value <= held and (held or lists.version == 1):
-            lists.put(ancestor, held | value)
+            lists.write(ancestor, held | value)
             widened = True
     return widened
 
 
-def narrow(lists: NestedLists, path: str, value: IdSet, refusal: CgroupError) -> None:
+def write_narrowing_below(lists: NestedLists, path: str, value: IdSet, refusal: CgroupError) -> None:
     """Write a list into which groups below do not fit (v1): narrow them first. If it fails, undo all of it.
 
     Args:
@@ -74,7 +74,7 @@ def narrow(lists: NestedLists, path: str, value: IdSet, refusal: CgroupError) ->
     """
     work = _Narrowing(lists)
     try:
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS_LIMIT):
             try:
                 work.narrow(path, value, 0, refusal)
             except CgroupError as error:
@@ -85,7 +85,7 @@ def narrow(lists: NestedLists, path: str, value: IdSet, refusal: CgroupError) ->
                 return
         raise refusal
     except CgroupError:
-        work.put_back()
+        work.restore()
         raise
 
 
@@ -94,22 +94,22 @@ class _Narrowing:
 
     def __init__(self, lists: NestedLists) -> None:
         self._lists = lists
-        self._remaining = GROUPS
+        self._remaining = GROUPS_LIMIT
         self._written: list[tuple[str, IdSet, IdSet]] = []
 
     def narrow(self, path: str, value: IdSet, depth: int, refusal: CgroupError) -> None:
         lists = self._lists
         below = lists.children(path)
         self._remaining -= len(below)
-        if not below or depth >= DEPTH or self._remaining < 0:
+        if not below or depth >= DEPTH_LIMIT or self._remaining < 0:
             raise refusal
-        held = lists.held(path)
+        held = lists.read(path)
         if not value <= held:
-            widen(lists, path, value)
+            widen_above(lists, path, value)
             self._put(path, held, held | value)  # groups below need both old and new ids while they change
         for child in below:
             try:
-                has = lists.held(child)
+                has = lists.read(child)
                 if has <= value:
                     continue
                 want = value if has == held else has & value or value
@@ -125,10 +125,10 @@ class _Narrowing:
         self._put(path, held | value, value)
 
     def _put(self, path: str, had: IdSet, value: IdSet) -> None:
-        self._lists.put(path, value)
+        self._lists.write(path, value)
         self._written.append((path, had, value))
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the lists that were changed, the last one first, so that each fits into its parent.
 
         A group that has another list by now was changed by another writer, and is left as it is. A group
@@ -136,25 +136,25 @@ class _Narrowing:
         """
         for path, had, value in reversed(self._written):
             with contextlib.suppress(CgroupError):
-                if self._lists.held(path) == value:
-                    self._lists.put(path, had)
+                if self._lists.read(path) == value:
+                    self._lists.write(path, had)
 
 
-def follow(lists: NestedLists, path: str, before: IdSet, value: IdSet) -> None:
+def widen_below(lists: NestedLists, path: str, before: IdSet, value: IdSet) -> None:
     """After a group's list has grown, widen the groups below that had the whole previous list (v1).
 
     If a write is refused, that group is left as it is: nothing depends on it.
     """
     level = [path]
-    budget = GROUPS
-    for _ in range(DEPTH):
+    budget = GROUPS_LIMIT
+    for _ in range(DEPTH_LIMIT):
         widened: list[str] = []
         for above in level:
             for child in lists.children(above):
                 budget -= 1
                 with contextlib.suppress(CgroupError):
-                    if budget >= 0 and lists.held(child) == before:
-                        lists.put(child, value)
+                    if budget >= 0 and lists.read(child) == before:
+                        lists.write(child, value)
                         widened.append(child)
         if not widened:
             return

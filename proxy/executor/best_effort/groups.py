@@ -62,7 +62,7 @@ class BeGroups:
                     wanted[root] = state.node.machine.online  # it also bounds observed pods
                 for step in ordered_writes(groups, wanted):
                     with _unless_gone():
-                        self._cgroups.write(step.path, step.cpus, None, inner=False)
+                        self._cgroups.write(step.path, step.cpus, None, adjust_below=False)
             except CgroupError as error:
                 errors.append(str(error))
         return errors

@@ -347,7 +347,9 @@ class UnitProperties:
     def _read(self, path: str) -> tuple[UnitSets, Mask]:
         """Read the properties of a unit, and the memory nodes that the kernel has for it."""
         assert self.units is not None
-        return self.units.read(path.rpartition("/")[2]), self._context.cpuset_writer.cgroups.nodes(path)
+        return self.units.read(path.rpartition("/")[2]), self._context.cpuset_writer.cgroups.memory_nodes(
+            path
+        )
 
     def _set(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> None:
         assert self.units is not None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.backends.cgroup.nesting import NestedLists, follow, narrow
+from proxy.backends.cgroup.nesting import NestedLists, widen_below, write_narrowing_below
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, IdSet
 
@@ -46,7 +46,7 @@ class Groups:
 def test_a_refused_write_below_is_the_error_of_the_group(number: int) -> None:
     groups = Groups("c", "c/a", "c/b", refuse={"c/b": number})
     with pytest.raises(CgroupError, match="cannot set c/b") as caught:
-        narrow(groups.lists, "c", FEW, BUSY)
+        write_narrowing_below(groups.lists, "c", FEW, BUSY)
     assert caught.value.errno == number
     assert "c" not in groups.writes
     assert groups.writes.count("c/b") == 1, "it is not tried again"
@@ -61,14 +61,14 @@ def test_a_group_that_no_longer_exists_is_skipped() -> None:
             raise CgroupError("cannot read: gone", errno.ENOENT)
         return groups.held(path)
 
-    narrow(NestedLists(held, groups.put, groups.children, 1), "c", FEW, BUSY)
+    write_narrowing_below(NestedLists(held, groups.put, groups.children, 1), "c", FEW, BUSY)
     assert groups.sets["c"] == groups.sets["c/b"] == FEW
 
 
 def test_a_group_that_stays_busy_ends_with_the_error() -> None:
     groups = Groups("c", "c/a", refuse={"c": errno.EBUSY})
     with pytest.raises(CgroupError, match="cannot set c") as caught:
-        narrow(groups.lists, "c", FEW, BUSY)
+        write_narrowing_below(groups.lists, "c", FEW, BUSY)
     assert caught.value.errno == errno.EBUSY
     assert groups.writes.count("c") == 3
 
@@ -76,7 +76,7 @@ def test_a_group_that_stays_busy_ends_with_the_error() -> None:
 def test_nothing_below_needs_no_write() -> None:
     groups = Groups("c")
     with pytest.raises(CgroupError) as caught:
-        narrow(groups.lists, "c", FEW, BUSY)
+        write_narrowing_below(groups.lists, "c", FEW, BUSY)
     assert caught.value is BUSY
     assert groups.writes == []
 
@@ -85,7 +85,7 @@ def test_groups_that_cannot_follow_are_skipped() -> None:
     groups = Groups("c", "c/a", "c/b", "c/b/d", refuse={"c/a": errno.EACCES})
     more = CpuSet.parse("0-7")
     groups.sets["c"] = more
-    follow(groups.lists, "c", ALL, more)
+    widen_below(groups.lists, "c", ALL, more)
     assert {p: str(s) for p, s in groups.sets.items()} == {
         "c": "0-7",
         "c/a": "0-3",
@@ -109,7 +109,7 @@ def test_a_group_that_cannot_be_narrowed_completely_is_restored(refuses: str, va
         groups.put(path, new)
 
     with pytest.raises(CgroupError, match=f"cannot set {refuses}$"):
-        narrow(NestedLists(groups.held, put, groups.children, 1), "c", want, BUSY)
+        write_narrowing_below(NestedLists(groups.held, put, groups.children, 1), "c", want, BUSY)
     assert "c/a" in groups.writes
     assert groups.sets == before
 
@@ -123,5 +123,5 @@ def test_a_foreign_write_in_between_is_kept() -> None:
         groups.put(path, new)
 
     with pytest.raises(CgroupError):
-        narrow(NestedLists(groups.held, put, groups.children, 1), "c", FEW, BUSY)
+        write_narrowing_below(NestedLists(groups.held, put, groups.children, 1), "c", FEW, BUSY)
     assert str(groups.sets["c/a"]) == "0,2"
