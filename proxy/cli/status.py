@@ -132,7 +132,7 @@ def _route(*, memory: bool, metrics: bool, cgroups: bool, as_json: bool) -> str:
 
 def _groups(config: Config, answer: object) -> list[dict[str, str]]:
     """Read all cgroups below the root: the CPUs and memory nodes in effect, and the container of each."""
-    from proxy.backends.cgroup.cgroup_listing import GroupOwners, list_cpusets
+    from proxy.backends.cgroup.cgroup_listing import PodAndContainerNames, list_cpusets
     from proxy.backends.cgroup.cpuset import open_cgroups
 
     containers: dict[str, str] = {}
@@ -144,10 +144,10 @@ def _groups(config: Config, answer: object) -> list[dict[str, str]]:
         pods[one_line(row.get("pod_uid"))] = pod
     containers.pop("", None)
     pods.pop("", None)
-    owners = GroupOwners(containers, pods)
+    names = PodAndContainerNames(containers, pods)
     rows = []
     for path, value in list_cpusets(open_cgroups(config.cgroup_root)).items():
-        pod, name = owners.owner(path)
+        pod, name = names.of_group(path)
         cpus, mems = str(value.effective_cpus), str(value.effective_mems)
         rows.append({"cgroup": path, "cpus": cpus, "mems": mems, "pod": pod, "container": name})
     return rows

@@ -157,7 +157,9 @@ class CpusetMems:
         result.failed.append((container, message))
 
     def _use(self, container: Container) -> MemoryUse | None:
-        return None if self.memory is None else self.memory.use(container.pod.cgroup_parent, container.id)
+        return (
+            None if self.memory is None else self.memory.memory_use(container.pod.cgroup_parent, container.id)
+        )
 
     # -- status page --------------------------------------------------------------------------------------
 
@@ -187,7 +189,7 @@ class CpusetMems:
         if use is None:
             return {**row, "problem": "the memory controller has no group for it"}
         found: dict[str, object] = {"anon": dict(use.anon), "file": dict(use.file), "huge": dict(use.huge)}
-        found["migrates"] = self.memory is not None and self.memory.migrates(path)
+        found["migrates"] = self.memory is not None and self.memory.migrates_pages(path)
         if not applied:
             return {**row, **found}
         firm, cache = use.outside(container.placement.mems)

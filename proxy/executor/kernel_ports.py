@@ -127,7 +127,7 @@ class UsageSource(Protocol):
             CgroupError: They cannot be read.
         """
 
-    def best_effort(self, parents: Iterable[str]) -> str:
+    def best_effort_group(self, parents: Iterable[str]) -> str:
         """Find the cgroup above all BestEffort pods.
 
         Args:
@@ -203,14 +203,14 @@ class MemoryUse(Struct, frozen=True):
 class MemoryTree(Protocol):
     """The memory controller's tree."""
 
-    def use(self, parent: str, container_id: str) -> MemoryUse | None:
+    def memory_use(self, parent: str, container_id: str) -> MemoryUse | None:
         """Return where a container's memory is; None if it has no cgroup.
 
         Raises:
             CgroupError: The cgroup's statistics cannot be read.
         """
 
-    def migrates(self, path: str) -> bool:
+    def migrates_pages(self, path: str) -> bool:
         """Return whether a change of a cgroup's memory nodes moves the pages that are already allocated.
 
         Args:

@@ -57,7 +57,7 @@ class MachineEvents(Protocol):
 class DisplacedTasks(Protocol):
     """Tasks that the kernel has moved out of a cgroup that lost its last CPU or memory node (only on v1)."""
 
-    def bring_back(self, path: str) -> int:
+    def move_back(self, path: str) -> int:
         """Move a cgroup's tasks back into it.
 
         Returns:

@@ -170,7 +170,7 @@ def test_the_kernel_reports_where_memory_is() -> None:
     try:
         assert task.stdout is not None
         assert task.stdout.readline() == b"ready\n"
-        use = memory.use(f"/{group.name}/podx", "c")
+        use = memory.memory_use(f"/{group.name}/podx", "c")
         assert use is not None
         # The kernel counts in batches of some dozens of pages for each CPU.
         assert 24 << 20 < sum(use.anon.values()) < 64 << 20

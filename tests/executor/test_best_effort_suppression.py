@@ -40,7 +40,7 @@ class Meter:
         self.node = 0.0
         self.used: dict[str, float] = {}
 
-    def best_effort(self, parents: Iterable[str]) -> str:
+    def best_effort_group(self, parents: Iterable[str]) -> str:
         return BE_GROUP if any(parents) else ""
 
     def read(self, groups: Mapping[str, UsageGroup]) -> UsageReading:

@@ -37,7 +37,7 @@ class PlayedUnits:
     def watch(self, on_event: Any) -> None:
         pass
 
-    def swap(self, path: str, cpus: CpuSet) -> CpuSet:
+    def replace_cpus(self, path: str, cpus: CpuSet) -> CpuSet:
         """Of the fences."""
         return CpuSet()
 

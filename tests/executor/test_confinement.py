@@ -336,7 +336,7 @@ class Limits:
         world.cgroups.pod_group = lambda parent: parent.strip("/") or None
         world.executor.unit_properties.fencing.fences = self
 
-    def swap(self, path: str, cpus: CpuSet) -> CpuSet:
+    def replace_cpus(self, path: str, cpus: CpuSet) -> CpuSet:
         before = self.lists.get(path, CpuSet())
         self.lists[path] = cpus
         return before
@@ -514,7 +514,7 @@ def test_on_v2_a_limit_with_the_owners_cpus_does_not_count(run_scenario: Callabl
 def test_the_container_is_narrowed_if_its_pod_cannot_be_limited(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         limits = Limits(world)
-        limits.swap = None  # type: ignore[method-assign,assignment]
+        limits.replace_cpus = None  # type: ignore[method-assign,assignment]
         world.cgroups.pod_group = lambda parent: None
         start = await HangingStart.of(world)
         assert (await owner(world)).refused is None

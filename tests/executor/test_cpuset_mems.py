@@ -31,12 +31,12 @@ class PlayedMemory:
     uses: dict[str, MemoryUse] = field(default_factory=dict)
     broken: bool = False
 
-    def use(self, parent: str, container_id: str) -> MemoryUse | None:
+    def memory_use(self, parent: str, container_id: str) -> MemoryUse | None:
         if self.broken:
             raise CgroupError("cannot read memory.numa_stat: broken")
         return self.uses.get(container_id)
 
-    def migrates(self, path: str) -> bool:
+    def migrates_pages(self, path: str) -> bool:
         return False
 
 

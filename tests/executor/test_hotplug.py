@@ -135,7 +135,7 @@ class BroughtBack:
         self.paths: list[str] = []
         self.refuses = False
 
-    def bring_back(self, path: str) -> int:
+    def move_back(self, path: str) -> int:
         self.paths.append(path)
         if self.refuses:
             raise CgroupError(f"cannot move process 7 back into cgroup /{path}: busy", errno.EBUSY)

@@ -90,7 +90,7 @@ class Scopes:
     ) -> Sequence[bool | None]:
         return [None for _ in paths]
 
-    def swap(self, path: str, cpus: CpuSet) -> CpuSet:
+    def replace_cpus(self, path: str, cpus: CpuSet) -> CpuSet:
         """Of the fences."""
         name = path.rpartition("/")[2]
         before, self.slices[name] = self.slices.get(name, CpuSet()), cpus

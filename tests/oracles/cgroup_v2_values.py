@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.backends.cgroup.v2_values import _figures, _whole
+from proxy.backends.cgroup.v2_values import _integer, _integers_of_lines
 from proxy.model.errors import CgroupError
 
 SHARES = (2, 262_144)
@@ -62,7 +62,7 @@ def shares_of(weight: int) -> int:
 
 def weight_of(shares: str | int) -> int:
     """Return the weight that shares stand for."""
-    number = shares if isinstance(shares, int) else _whole(shares, "cpu.shares")
+    number = shares if isinstance(shares, int) else _integer(shares, "cpu.shares")
     low, high = SHARES
     if not low <= number <= high:
         raise CgroupError(f"cannot turn shares {number} into a weight: they are not in {low}-{high}")
@@ -71,18 +71,18 @@ def weight_of(shares: str | int) -> int:
 
 def cpu_times(text: str) -> CpuTimes:
     """Read all of ``cpu.stat``."""
-    return CpuTimes(**_figures(text, "cpu.stat", CpuTimes.__slots__))
+    return CpuTimes(**_integers_of_lines(text, "cpu.stat", CpuTimes.__slots__))
 
 
 def throttling(text: str) -> Throttling:
     """Read from ``cpu.stat`` how often and how long the quota throttled."""
-    reported = _figures(text, "cpu.stat", ("nr_periods", "nr_throttled", "throttled_usec"))
+    reported = _integers_of_lines(text, "cpu.stat", ("nr_periods", "nr_throttled", "throttled_usec"))
     return Throttling(reported["nr_periods"], reported["nr_throttled"], 1000 * reported["throttled_usec"])
 
 
 def memory_figures(text: str) -> dict[str, int]:
     """Read ``memory.stat``: bytes by v1's names."""
-    reported = _figures(text, "memory.stat", _MEMORY.values())
+    reported = _integers_of_lines(text, "memory.stat", _MEMORY.values())
     return {ours: reported[theirs] for ours, theirs in _MEMORY.items()}
 
 

@@ -19,7 +19,7 @@ class SimulatedFences:
     def __init__(self, files: SimulatedFiles) -> None:
         self._files = files
 
-    def swap(self, path: str, cpus: CpuSet) -> CpuSet:
+    def replace_cpus(self, path: str, cpus: CpuSet) -> CpuSet:
         try:
             before = CpuSet.parse(self._files.read(path, "cpuset.cpus").strip())
             if before != cpus:
@@ -113,7 +113,7 @@ class SimulatedDisplacedTasks:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
 
-    def bring_back(self, path: str) -> int:
+    def move_back(self, path: str) -> int:
         group = self._kernel.groups.get(path)
         if group is None or not group.displaced or not group.cpus:
             return 0

@@ -33,7 +33,7 @@ from proxy.backends.cgroup.hierarchies import (
     mounts_elsewhere,
 )
 from proxy.backends.cgroup.search import GroupFinder
-from proxy.backends.cgroup.v2_values import UNLIMITED, quota_of, quota_text
+from proxy.backends.cgroup.v2_values import UNLIMITED, parse_quota, quota_text
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 
@@ -73,7 +73,7 @@ class KernelCpuGroups:
     def pod_group(self, parent: str) -> str | None:
         """Find a pod's own group; see ``proxy.executor.kernel_ports.CpuGroups.pod_group``."""
         path = parent_path(parent)
-        if not path or not _is_pods(path.rpartition("/")[2]):
+        if not path or not _is_name_of_pod(path.rpartition("/")[2]):
             return None
         return self._finder.find_path(path)
 
@@ -84,7 +84,7 @@ class KernelCpuGroups:
         except OSError as error:
             raise self._error("read the CFS quota of", path, error) from None
         if self.version == 2:
-            return quota_of(text)
+            return parse_quota(text)
         try:
             return max(UNLIMITED, int(text))
         except ValueError:
@@ -129,7 +129,7 @@ class KernelCpuGroups:
         )
 
 
-def _is_pods(name: str) -> bool:
+def _is_name_of_pod(name: str) -> bool:
     """Return whether a group's name is that of a single pod, and not of all pods or of a QoS class."""
     try:
         pod_uid(CgroupDriver.SYSTEMD if name.endswith(".slice") else CgroupDriver.CGROUPFS, name)
@@ -156,7 +156,7 @@ def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups
 
         tree = FakeCgroups.open(root)
         return KernelCpuGroups(root, tree.version, tree.files)
-    found = _at(root) or next(
+    found = _at_usual_place(root) or next(
         (KernelCpuGroups(*at) for at in controller_mounts(mounts_elsewhere(root, procfs), "cpu", _V1_FILE)),
         None,
     )
@@ -170,7 +170,7 @@ def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups
     return found
 
 
-def _at(root: Path) -> KernelCpuGroups | None:
+def _at_usual_place(root: Path) -> KernelCpuGroups | None:
     siblings = [root.parent / name for name in _V1_NAMES] if (root / "cpuset.cpus").is_file() else []
     for mount in (*(root / name for name in _V1_NAMES), root, *siblings):
         if (mount / _V1_FILE).is_file() and not (mount / "cgroup.controllers").exists():

@@ -20,7 +20,7 @@ from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 
-_LIMIT = 10_000
+_GROUPS_LIMIT = 10_000
 
 
 class ListedGroup:
@@ -81,7 +81,7 @@ def list_cpusets(groups: KernelCgroups) -> dict[str, CpusetValue]:
 
 def _walk(groups: KernelCgroups) -> Iterator[str]:
     todo = groups.children("")
-    for _ in range(_LIMIT):
+    for _ in range(_GROUPS_LIMIT):
         if not todo:
             return
         path = todo.pop()
@@ -89,7 +89,7 @@ def _walk(groups: KernelCgroups) -> Iterator[str]:
         yield path
 
 
-class GroupOwners:
+class PodAndContainerNames:
     """Finds the pod and the container that a group belongs to."""
 
     def __init__(self, containers: Mapping[str, str], pods: Mapping[str, str]) -> None:
@@ -102,7 +102,7 @@ class GroupOwners:
         self._containers = containers
         self._pods = pods
 
-    def owner(self, path: str) -> tuple[str, str]:
+    def of_group(self, path: str) -> tuple[str, str]:
         """Return the pod and the container of a group; each is empty if there is none.
 
         Args:

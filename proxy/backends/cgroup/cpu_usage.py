@@ -21,20 +21,20 @@ from pathlib import Path
 
 from proxy.backends.cgroup import group_names
 from proxy.backends.cgroup.hierarchies import controller_mounts, mounts_elsewhere
-from proxy.backends.cgroup.v2_values import cpu_usage
+from proxy.backends.cgroup.v2_values import parse_cpu_usage
 from proxy.engine.be_usage import UsageGroup, UsageReading
 from proxy.model.errnos import ABSENT
 from proxy.model.errors import CgroupError
 
-_OPEN = 1024
+_OPEN_FILES_LIMIT = 1024
 """The most files that stay open; further files are opened for each reading."""
-_BYTES = 4096
-_STAT_LINE = 1024
-_BUSY = (1, 2, 3, 6, 7)
+_READ_BYTES = 4096
+_STAT_LINE_BYTES = 1024
+_BUSY_COLUMNS = (1, 2, 3, 6, 7)
 """Columns of the first line of /proc/stat: user (with guests), nice, system, interrupts, soft interrupts."""
 
-V1, V2 = "cpuacct.usage", "cpu.stat"
-_PARSERS: Mapping[str, Callable[[str], int]] = {V1: int, V2: cpu_usage}
+V1_FILE, V2_FILE = "cpuacct.usage", "cpu.stat"
+_PARSERS: Mapping[str, Callable[[str], int]] = {V1_FILE: int, V2_FILE: parse_cpu_usage}
 
 
 class CgroupUsage:
@@ -45,7 +45,7 @@ class CgroupUsage:
 
         Args:
             root: Where the hierarchy is mounted.
-            file: V1 or V2: the file of a group that contains its counter.
+            file: ``V1_FILE`` or ``V2_FILE``: the file of a group that contains its counter.
             procfs: Where /proc is.
         """
         self.root = root
@@ -58,11 +58,11 @@ class CgroupUsage:
     def read(self, groups: Mapping[str, UsageGroup]) -> UsageReading:
         """Read the counters; see ``proxy.executor.kernel_ports.UsageSource.read``."""
         at = time.monotonic_ns()
-        node = self._node()
+        node = self._read_node()
         usage: dict[str, Mapping[str, int]] = {}
         seen: set[str] = set()
         for key, group in groups.items():
-            counters = self._group(group)
+            counters = self._read_group(group)
             if counters:
                 usage[key] = counters
                 seen |= counters.keys()
@@ -70,10 +70,10 @@ class CgroupUsage:
             self._close(path)
         return UsageReading(at, node, usage)
 
-    def best_effort(self, parents: Iterable[str]) -> str:
+    def best_effort_group(self, parents: Iterable[str]) -> str:
         """Find the group above BestEffort pods.
 
-        See ``proxy.executor.kernel_ports.UsageSource.best_effort``.
+        See ``proxy.executor.kernel_ports.UsageSource.best_effort_group``.
         """
         above = Counter[str]()
         for parent in parents:
@@ -89,35 +89,35 @@ class CgroupUsage:
 
     # Counters
 
-    def _node(self) -> int:
+    def _read_node(self) -> int:
         try:
             with (self._procfs / "stat").open("rb", buffering=0) as file:
-                line = file.read(_STAT_LINE).split(b"\n", 1)[0].split()
+                line = file.read(_STAT_LINE_BYTES).split(b"\n", 1)[0].split()
             if line[0] == b"cpu":
-                return sum(int(line[i]) for i in _BUSY) * self._tick_ns
+                return sum(int(line[i]) for i in _BUSY_COLUMNS) * self._tick_ns
         except (OSError, ValueError, IndexError):
             pass
-        whole = self._counter("")
+        whole = self._read_counter("")
         if whole is None:
             raise CgroupError(f"cannot read the node's CPU time: neither {self._procfs}/stat nor {self.root}")
         return whole
 
-    def _group(self, group: UsageGroup) -> dict[str, int]:
+    def _read_group(self, group: UsageGroup) -> dict[str, int]:
         """Read a pod's counter, or the counters of its containers if ``cgroup_parent`` names no group."""
         path = group_names.parent_path(group.parent)
         if path:
-            used = self._counter(path)
+            used = self._read_counter(path)
             return {} if used is None else {path: used}
         usage: dict[str, int] = {}
         for container in group.containers:
             for candidate in group_names.candidates(group.parent, container):
-                used = self._counter(candidate)
+                used = self._read_counter(candidate)
                 if used is not None:
                     usage[candidate] = used
                     break
         return usage
 
-    def _counter(self, path: str) -> int | None:
+    def _read_counter(self, path: str) -> int | None:
         """Read one counter, in nanoseconds; None if the group is gone.
 
         Raises:
@@ -129,10 +129,10 @@ class CgroupUsage:
                 was_open = fd is not None
                 if fd is None:
                     fd = os.open(self._full(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-                    if len(self._open) < _OPEN:
+                    if len(self._open) < _OPEN_FILES_LIMIT:
                         self._open[path] = fd
                 try:
-                    text = os.pread(fd, _BYTES, 0).decode("ascii", "replace")
+                    text = os.pread(fd, _READ_BYTES, 0).decode("ascii", "replace")
                 finally:
                     if path not in self._open:
                         os.close(fd)
@@ -176,13 +176,16 @@ def open_usage(root: Path, procfs: Path = Path("/proc"), mounts: Path = Path("/p
         CgroupError: There is no such hierarchy.
     """
     for mount in (root / "cpuacct", root / "cpu,cpuacct", root, root.parent / "cpuacct"):
-        if (mount / V1).is_file():
-            return CgroupUsage(mount, V1, procfs)
+        if (mount / V1_FILE).is_file():
+            return CgroupUsage(mount, V1_FILE, procfs)
     for mount in (root, root / "unified"):
-        if (mount / "cgroup.controllers").is_file() and (mount / V2).is_file():
-            return CgroupUsage(mount, V2, procfs)
-    for mount, version in controller_mounts(mounts_elsewhere(root, mounts), "cpuacct", V1, always=V2):
-        return CgroupUsage(mount, V1 if version == 1 else V2, procfs)
+        if (mount / "cgroup.controllers").is_file() and (mount / V2_FILE).is_file():
+            return CgroupUsage(mount, V2_FILE, procfs)
+    for mount, version in controller_mounts(
+        mounts_elsewhere(root, mounts), "cpuacct", V1_FILE, always=V2_FILE
+    ):
+        return CgroupUsage(mount, V1_FILE if version == 1 else V2_FILE, procfs)
     raise CgroupError(
-        f"cannot find the kernel's CPU times below {root}: neither a v1 mount with {V1} nor a v2 hierarchy"
+        f"cannot find the kernel's CPU times below {root}: neither a v1 mount with {V1_FILE} nor a v2"
+        " hierarchy"
     )

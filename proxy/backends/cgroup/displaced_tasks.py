@@ -1,4 +1,4 @@
-"""Bring back tasks that the kernel has moved out of a group that lost its last CPU or memory node (v1).
+"""Move back tasks that the kernel has moved out of a group that lost its last CPU or memory node (v1).
 
 A v1 group whose list becomes empty cannot hold tasks: the kernel moves them to the nearest ancestor that can,
 and does not move them back. There they run on all CPUs of the group of their pod or of their QoS class. They
@@ -27,8 +27,8 @@ from proxy.backends.cgroup.files import OsCgroupFiles, read_kernel_file
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 
-TASKS = "cgroup.procs"
-ROUNDS = 3
+PROCS_FILE = "cgroup.procs"
+ROUNDS_LIMIT = 3
 """The groups above are searched up to three times, because new processes can start while others are moved."""
 _DENIED = "cannot move process {pid} back into cgroup /{path}: the kernel wants CAP_SYS_NICE for that"
 _REFUSED = "cannot move process {pid} back into cgroup /{path}: {reason}"
@@ -47,27 +47,27 @@ class KernelDisplacedTasks:
         self._root = root
         self._procfs = procfs
 
-    def bring_back(self, path: str) -> int:
+    def move_back(self, path: str) -> int:
         """Move the tasks of a group back into it; see ``proxy.executor.ports.DisplacedTasks``."""
         group = self._root / path
         if not group.is_dir():
             return 0
         above = group.parent
         while above != self._root:
-            if moved := self._bring_back_from(above, path):
+            if moved := self._move_back_from(above, path):
                 return moved
             above = above.parent
-        return 0 if _is_used(group) else self._bring_back_from(self._root, path)
+        return 0 if _has_processes(group) else self._move_back_from(self._root, path)
 
-    def _bring_back_from(self, above: Path, path: str) -> int:
+    def _move_back_from(self, above: Path, path: str) -> int:
         """Move the tasks of a group that are in a group above it back into it."""
         name, files, moved = path.rpartition("/")[2], OsCgroupFiles(self._root), 0
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS_LIMIT):
             refused: list[CgroupError] = []
-            displaced = [pid for pid in _processes(above) if self._is_of(pid, name)]
+            displaced = [pid for pid in _processes(above) if self._is_in_group_named(pid, name)]
             for pid in displaced:
                 try:
-                    files.write(path, TASKS, pid)
+                    files.write(path, PROCS_FILE, pid)
                     moved += 1
                 except OSError as error:
                     if error.errno in (*GONE, errno.ESRCH):
@@ -81,7 +81,7 @@ class KernelDisplacedTasks:
             raise refused[0]
         return moved
 
-    def _is_of(self, pid: str, name: str) -> bool:
+    def _is_in_group_named(self, pid: str, name: str) -> bool:
         """Return whether a process is in a group of that name, or below one, in another hierarchy."""
         try:
             lines = (self._procfs / pid / "cgroup").read_text().splitlines()
@@ -90,13 +90,13 @@ class KernelDisplacedTasks:
         return any(name in line.split(":", 2)[-1].split("/") for line in lines)
 
 
-def _is_used(group: Path) -> bool:
+def _has_processes(group: Path) -> bool:
     """Return whether a group, or a group below it, has processes."""
     return any(_processes(Path(directory)) for directory, _, _ in os.walk(group))
 
 
 def _processes(group: Path) -> list[str]:
     try:
-        return read_kernel_file(group / TASKS).split()
+        return read_kernel_file(group / PROCS_FILE).split()
     except OSError:
         return []

@@ -25,7 +25,7 @@ class KernelFences:
         """Set the root of the hierarchy."""
         self._files = OsCgroupFiles(root)
 
-    def swap(self, path: str, cpus: CpuSet) -> CpuSet:
+    def replace_cpus(self, path: str, cpus: CpuSet) -> CpuSet:
         """Write a list and return the previous one; see ``Fences``."""
         if not path.strip("/") or not cpus:
             raise CgroupError(f"cannot set CPUs of cgroup /{path} to {str(cpus) or 'none'}", errno.EINVAL)

@@ -30,15 +30,15 @@ from proxy.model.errors import CgroupError
 
 _NODE = re.compile(r"N([0-9]{1,5})=([0-9]{1,19})")
 _STAT = "memory.numa_stat"
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def by_node(line: str, unit: int = 1) -> dict[int, int]:
+def bytes_by_node(line: str, unit: int = 1) -> dict[int, int]:
     """Parse ``N0=1 N1=2`` in a line; zeros are left out."""
     return {int(m[1]): int(m[2]) * unit for m in _NODE.finditer(line) if int(m[2])}
 
 
-def parse_use(text: str, version: int, huge: str = "") -> MemoryUse:
+def parse_memory_use(text: str, version: int, huge: str = "") -> MemoryUse:
     """Parse ``memory.numa_stat``.
 
     Args:
@@ -49,23 +49,26 @@ def parse_use(text: str, version: int, huge: str = "") -> MemoryUse:
     Raises:
         CgroupError: The text is not that of ``memory.numa_stat``.
     """
-    lines = {head: rest for line in text.splitlines() for head, _, rest in [_cut(line)]}
+    lines = {head: rest for line in text.splitlines() for head, _, rest in [_split_name(line)]}
     if version == 2:
         if not {"anon", "file"} <= lines.keys():
             raise CgroupError(f"cannot read {_STAT}: it has no lines for anon and file")
-        anon, file = by_node(lines["anon"]), by_node(lines["file"])
+        anon, file = bytes_by_node(lines["anon"]), bytes_by_node(lines["file"])
     else:
         stem = "hierarchical_" if "hierarchical_total" in lines else ""
         if not {f"{stem}total", f"{stem}file"} <= lines.keys():
             raise CgroupError(f"cannot read {_STAT}: it has no lines for total and file")
-        total, file = by_node(lines[f"{stem}total"], _PAGE), by_node(lines[f"{stem}file"], _PAGE)
+        total, file = (
+            bytes_by_node(lines[f"{stem}total"], _PAGE_BYTES),
+            bytes_by_node(lines[f"{stem}file"], _PAGE_BYTES),
+        )
         # The kernel reads the lists one after the other while pages come and go, so differences can be
         # negative.
         anon = {n: more for n, size in total.items() if (more := size - file.get(n, 0)) > 0}
     return MemoryUse(anon, file, _huge(huge))
 
 
-def _cut(line: str) -> tuple[str, str, str]:
+def _split_name(line: str) -> tuple[str, str, str]:
     """Split a line's name from the rest: ``anon N0=1`` on v2, ``total=5 N0=5`` on v1."""
     head, blank, rest = line.partition(" ")
     return head.partition("=")[0], blank, rest
@@ -77,7 +80,7 @@ def _huge(text: str) -> dict[int, int]:
     below = any(line.startswith("hierarchical_total=") for line in lines)
     for line in lines:
         if line.startswith("hierarchical_total=" if below else "total="):
-            for node, size in by_node(line).items():
+            for node, size in bytes_by_node(line).items():
                 sizes[node] = sizes.get(node, 0) + size
     return sizes
 
@@ -89,21 +92,21 @@ class KernelMemory:
     Attributes:
         root: Where it is mounted.
         version: 1 or 2.
-        huge: Where the hugetlb controller's tree is mounted; None if there is none.
-        cpusets: Where the cpuset controller's tree is mounted, if that is v1; otherwise None.
+        hugetlb_root: Where the hugetlb controller's tree is mounted; None if there is none.
+        v1_cpuset_root: Where the cpuset controller's tree is mounted, if that is v1; otherwise None.
     """
 
     root: Path
     version: int
-    huge: Path | None = None
-    cpusets: Path | None = None
+    hugetlb_root: Path | None = None
+    v1_cpuset_root: Path | None = None
     _finder: GroupFinder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_finder", GroupFinder(OsCgroupFiles(self.root)))
 
-    def use(self, parent: str, container_id: str) -> MemoryUse | None:
-        """Return where a container's memory is; see ``proxy.executor.kernel_ports.MemoryTree.use``."""
+    def memory_use(self, parent: str, container_id: str) -> MemoryUse | None:
+        """Return where a container's memory is; see ``proxy.executor.kernel_ports.MemoryTree.memory_use``."""
         path = self._finder.find(parent, container_id)
         if path is None:
             return None
@@ -113,12 +116,12 @@ class KernelMemory:
             if error.errno in GONE and not (self.root / path).is_dir():
                 return None
             raise CgroupError(f"cannot read {_STAT} of cgroup /{path}: {error.strerror}") from None
-        return parse_use(text, self.version, self._huge_text(path))
+        return parse_memory_use(text, self.version, self._huge_text(path))
 
     def _huge_text(self, path: str) -> str:
         lines = []
-        if self.huge is not None:
-            for file in sorted((self.huge / path).glob("hugetlb.*.numa_stat")):
+        if self.hugetlb_root is not None:
+            for file in sorted((self.hugetlb_root / path).glob("hugetlb.*.numa_stat")):
                 try:
                     lines.append(read_kernel_file(file))
                 except OSError:
@@ -129,12 +132,12 @@ class KernelMemory:
         """Remember where a container's group is; see ``proxy.backends.cgroup.locator``."""
         self._finder.remember(container_id, path, parent)
 
-    def migrates(self, path: str) -> bool:
+    def migrates_pages(self, path: str) -> bool:
         """Return whether a change of memory nodes moves pages; see ``executor.kernel_ports.MemoryTree``."""
-        if self.cpusets is None:
+        if self.v1_cpuset_root is None:
             return self.version == 2
         try:
-            return read_kernel_file(self.cpusets / path / "cpuset.memory_migrate").strip() == "1"
+            return read_kernel_file(self.v1_cpuset_root / path / "cpuset.memory_migrate").strip() == "1"
         except OSError:
             return False
 

@@ -95,16 +95,16 @@ class KernelPartitions:
 
     def exclusive_added(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
         """Return the CPUs that a partition adds to exclusive sets; see ``Partitions.exclusive_added``."""
-        if self._held(path, EXCLUSIVE) is None:
+        if self._read_list(path, EXCLUSIVE) is None:
             return {}
-        added = {above: cpus - (self._held(above, EXCLUSIVE) or CpuSet()) for above in _above(path)}
+        added = {above: cpus - (self._read_list(above, EXCLUSIVE) or CpuSet()) for above in _ancestors(path)}
         return {above: missing for above, missing in added.items() if missing}
 
     def isolated(self) -> CpuSet | None:
         """Return all CPUs of isolated partitions (Linux 6.7); None if the kernel does not report them."""
-        return self._held("", "cpuset.cpus.isolated")
+        return self._read_list("", "cpuset.cpus.isolated")
 
-    def _held(self, path: str, file: str) -> CpuSet | None:
+    def _read_list(self, path: str, file: str) -> CpuSet | None:
         """Read a list; None if there is no such file."""
         try:
             return CpuSet.parse(self._files.read(path, file))
@@ -121,17 +121,17 @@ class KernelPartitions:
         self, path: str, cpus: CpuSet, kind: str, exclusive_added: Mapping[str, CpuSet]
     ) -> PartitionState:
         """Make a group a partition; see ``Partitions.make``."""
-        has_exclusive_file = self._held(path, EXCLUSIVE) is not None
+        has_exclusive_file = self._read_list(path, EXCLUSIVE) is not None
         try:
             for above in sorted(exclusive_added, key=len):
-                self._put(
-                    above, EXCLUSIVE, (self._held(above, EXCLUSIVE) or CpuSet()) | exclusive_added[above]
+                self._write(
+                    above, EXCLUSIVE, (self._read_list(above, EXCLUSIVE) or CpuSet()) | exclusive_added[above]
                 )
             if has_exclusive_file:
-                self._put(path, EXCLUSIVE, cpus)
-            self._put(path, PARTITION, kind)
+                self._write(path, EXCLUSIVE, cpus)
+            self._write(path, PARTITION, kind)
             state = self.read(path)
-            if state.valid and self._held(path, EFFECTIVE) != cpus:
+            if state.valid and self._read_list(path, EFFECTIVE) != cpus:
                 state = PartitionState(state.kind, valid=False, reason="it does not have all of its CPUs")
         except CgroupError as error:
             if error.errno == errno.ENOENT:
@@ -149,14 +149,14 @@ class KernelPartitions:
         """Make a group a member; see ``Partitions.end``."""
         with self._unless_gone():
             if self.read(path).kind != MEMBER:
-                self._put(path, PARTITION, MEMBER)
-            if self._held(path, EXCLUSIVE):
-                self._put(path, EXCLUSIVE, CpuSet())
+                self._write(path, PARTITION, MEMBER)
+            if self._read_list(path, EXCLUSIVE):
+                self._write(path, EXCLUSIVE, CpuSet())
         for above in sorted(exclusive_added, key=len, reverse=True):
             with self._unless_gone():
-                has = self._held(above, EXCLUSIVE) or CpuSet()
+                has = self._read_list(above, EXCLUSIVE) or CpuSet()
                 if has & exclusive_added[above] & cpus:
-                    self._put(above, EXCLUSIVE, has - (exclusive_added[above] & cpus))
+                    self._write(above, EXCLUSIVE, has - (exclusive_added[above] & cpus))
 
     @staticmethod
     @contextlib.contextmanager
@@ -167,7 +167,7 @@ class KernelPartitions:
             if error.errno != errno.ENOENT:
                 raise
 
-    def _put(self, path: str, file: str, value: CpuSet | str) -> None:
+    def _write(self, path: str, file: str, value: CpuSet | str) -> None:
         try:
             # An empty list is written as a line feed, because a write of no bytes never reaches the kernel.
             self._files.write(path, file, str(value) or "\n")
@@ -195,7 +195,7 @@ def open_partitions(cgroups: object) -> KernelPartitions | None:
     return KernelPartitions(OsCgroupFiles(cgroups.root), cgroups.version, str(cgroups.root))
 
 
-def _above(path: str) -> list[str]:
+def _ancestors(path: str) -> list[str]:
     """Return the ancestors of a group, from the top, without the root."""
     parts = path.strip("/").split("/")
     return ["/".join(parts[:depth]) for depth in range(1, len(parts))]

@@ -15,15 +15,15 @@ from proxy.model.errors import CgroupError
 
 UNLIMITED = -1
 
-_WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 
 
-def quota_of(text: str) -> int:
+def parse_quota(text: str) -> int:
     """Read the quota from ``cpu.max``: microseconds, -1 for no quota. The period must be in the text too."""
     parts = text.split()
     if len(parts) != 2:
         raise CgroupError(f"cannot read cpu.max: {text!r} is not a quota and a period")
-    return UNLIMITED if parts[0] == "max" else _whole(parts[0], "cpu.max")
+    return UNLIMITED if parts[0] == "max" else _integer(parts[0], "cpu.max")
 
 
 def quota_text(quota: int) -> str:
@@ -31,25 +31,25 @@ def quota_text(quota: int) -> str:
     return "max" if quota == UNLIMITED else str(quota)
 
 
-def cpu_usage(text: str) -> int:
+def parse_cpu_usage(text: str) -> int:
     """Read the used CPU time from ``cpu.stat``, in nanoseconds."""
-    used = _figures(text, "cpu.stat", ("usage_usec",))["usage_usec"]
+    used = _integers_of_lines(text, "cpu.stat", ("usage_usec",))["usage_usec"]
     if used < 0:
         raise CgroupError(f"cannot read cpu.stat: {used} is not a time")
     return 1000 * used
 
 
-def _figures(text: str, file: str, names: Iterable[str]) -> dict[str, int]:
+def _integers_of_lines(text: str, file: str, names: Iterable[str]) -> dict[str, int]:
     texts: Mapping[str, str] = dict(pair for line in text.splitlines() if len(pair := line.split()) == 2)
     figures = {}
     for name in names:
         if name not in texts:
             raise CgroupError(f"cannot read {file}: it has no {name}")
-        figures[name] = _whole(texts[name], file)
+        figures[name] = _integer(texts[name], file)
     return figures
 
 
-def _whole(text: str, file: str) -> int:
-    if not _WHOLE.fullmatch(text):
+def _integer(text: str, file: str) -> int:
+    if not _INTEGER.fullmatch(text):
         raise CgroupError(f"cannot read {file}: {text!r} is not a whole number")
     return int(text)

@@ -186,7 +186,7 @@ class Suppression:
 
     def _read_usage(self, usage: UsageSource, query: UsageQuery) -> tuple[str, UsageReading]:
         """Find the group above all BE pods, and read usage; runs in the worker."""
-        above = usage.best_effort(query.parents) or self.known.above
+        above = usage.best_effort_group(query.parents) or self.known.above
         return above, usage.read({**query.groups, ABOVE: UsageGroup(above)} if above else query.groups)
 
     async def _write_pool(self, moved: list[str]) -> None:

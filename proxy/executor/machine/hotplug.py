@@ -206,7 +206,7 @@ class Hotplug:
             if not path:
                 continue
             try:
-                moved = displaced.bring_back(path)
+                moved = displaced.move_back(path)
             except CgroupError as error:
                 is_complete = False
                 context.telemetry.problem(NOT_BROUGHT_BACK, **subject(container), err=error)

@@ -312,7 +312,7 @@ class Fencing:
         path = self._context.cpuset_writer.cgroups.pod_group(parent)
         if path is None or self.fences is None:
             return None
-        before = self.fences.swap(path, cpus)
+        before = self.fences.replace_cpus(path, cpus)
         fence = ActiveFence(parent, cpus, self._left.pop(path, before))
         self._active = raised(self._active, path, fence)
         return path
@@ -322,7 +322,7 @@ class Fencing:
             cpus = limits.get(fence.parent)
             try:
                 if cpus and self.fences is not None:
-                    self.fences.swap(path, cpus)
+                    self.fences.replace_cpus(path, cpus)
                     self._active = {**self._active, path: replace(fence, cpus=cpus)}
             except CgroupError as error:
                 if error.errno != errno.ENOENT:  # otherwise, the pod has ended
@@ -340,7 +340,7 @@ class Fencing:
             return done
         try:
             assert self.fences is not None
-            self.fences.swap(path, self._widened(fence.before, within))
+            self.fences.replace_cpus(path, self._widened(fence.before, within))
         except CgroupError as error:
             if error.errno != errno.ENOENT:  # otherwise, the pod has ended
                 raise

@@ -60,7 +60,7 @@ class Units(Protocol):
 class Fences(Protocol):
     """Narrows groups above containers for a moment (cgroup v2). For the kernel worker."""
 
-    def swap(self, path: str, cpus: CpuSet) -> CpuSet:
+    def replace_cpus(self, path: str, cpus: CpuSet) -> CpuSet:
         """Write the CPU list of a group, whatever it contains.
 
         Returns:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.backends.cgroup.cgroup_listing import GroupOwners, list_cpusets
+from proxy.backends.cgroup.cgroup_listing import PodAndContainerNames, list_cpusets
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.demo.runc import Runc
@@ -56,12 +56,12 @@ def test_a_group_that_cannot_be_read_is_named(tmp_path: Path, version: int) -> N
 
 
 def test_groups_are_named_by_the_ids_in_their_names() -> None:
-    owners = GroupOwners({"abc": "main", "def": "(sandbox)"}, {"1-2": "ns/web"})
+    owners = PodAndContainerNames({"abc": "main", "def": "(sandbox)"}, {"1-2": "ns/web"})
     pod = "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1_2.slice"
-    assert owners.owner(f"{pod}/cri-containerd-abc.scope") == ("ns/web", "main")
-    assert owners.owner(f"{pod}/crio-def.scope") == ("ns/web", "(sandbox)")
-    assert owners.owner("kubepods/burstable/pod1-2/abc") == ("ns/web", "main")
-    assert owners.owner("kubepods/burstable/pod1-2/abc/inner") == ("ns/web", "")
-    assert owners.owner(pod) == ("ns/web", "")
-    assert owners.owner("kubepods/podgone/xyz") == ("", "")
-    assert owners.owner("system.slice:cri-containerd:abc") == ("", "main")
+    assert owners.of_group(f"{pod}/cri-containerd-abc.scope") == ("ns/web", "main")
+    assert owners.of_group(f"{pod}/crio-def.scope") == ("ns/web", "(sandbox)")
+    assert owners.of_group("kubepods/burstable/pod1-2/abc") == ("ns/web", "main")
+    assert owners.of_group("kubepods/burstable/pod1-2/abc/inner") == ("ns/web", "")
+    assert owners.of_group(pod) == ("ns/web", "")
+    assert owners.of_group("kubepods/podgone/xyz") == ("", "")
+    assert owners.of_group("system.slice:cri-containerd:abc") == ("", "main")

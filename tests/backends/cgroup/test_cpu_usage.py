@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup import cpu_usage as module
-from proxy.backends.cgroup.cpu_usage import V1, V2, CgroupUsage, open_usage
+from proxy.backends.cgroup.cpu_usage import V1_FILE, V2_FILE, CgroupUsage, open_usage
 from proxy.engine.be_usage import UsageGroup, UsageReading
 from proxy.model.errors import CgroupError
 
@@ -32,13 +32,13 @@ class Tree:
         directory = self.root / path
         directory.mkdir(parents=True, exist_ok=True)
         v2 = f"usage_usec {nanoseconds // 1000}\nuser_usec 1\nsystem_usec 1\n"
-        (directory / self.file).write_text(f"{nanoseconds}\n" if self.file == V1 else v2)
+        (directory / self.file).write_text(f"{nanoseconds}\n" if self.file == V1_FILE else v2)
 
     def read(self, **groups: UsageGroup) -> UsageReading:
         return self.usage.read(groups)
 
 
-@pytest.fixture(params=[V1, V2])
+@pytest.fixture(params=[V1_FILE, V2_FILE])
 def tree(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Tree]:
     tree = Tree(tmp_path, request.param)
     yield tree
@@ -79,7 +79,7 @@ def test_files_stay_open_and_are_read_again(tree: Tree) -> None:
 
 
 def test_more_groups_than_open_files_are_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_OPEN", 2)
+    monkeypatch.setattr(module, "_OPEN_FILES_LIMIT", 2)
     requested = {f"p{i}": UsageGroup(f"/kubepods/podp{i}") for i in range(5)}
     for i in range(5):
         tree.put(f"kubepods/podp{i}", 1000 * i)
@@ -106,7 +106,7 @@ def test_an_invalid_counter_is_reported(tree: Tree) -> None:
 
 
 def test_the_group_above_best_effort_pods(tree: Tree) -> None:
-    find = tree.usage.best_effort
+    find = tree.usage.best_effort_group
     assert find(["/x/kubepods/besteffort/poda", "/x/kubepods/besteffort/podb"]) == "x/kubepods/besteffort"
     slices = "kubepods.slice/kubepods-besteffort.slice"
     assert find(["kubepods-besteffort-poda.slice", "/odd/place/poda"]) == slices
@@ -116,11 +116,11 @@ def test_the_group_above_best_effort_pods(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("files", "where", "file"),
     [
-        (["cpuacct/cpuacct.usage"], "cpuacct", V1),
-        (["cpu,cpuacct/cpuacct.usage"], "cpu,cpuacct", V1),
-        (["cgroup.controllers", "cpu.stat"], "", V2),
-        (["unified/cgroup.controllers", "unified/cpu.stat"], "unified", V2),
-        (["cpuacct/cpuacct.usage", "unified/cgroup.controllers", "unified/cpu.stat"], "cpuacct", V1),
+        (["cpuacct/cpuacct.usage"], "cpuacct", V1_FILE),
+        (["cpu,cpuacct/cpuacct.usage"], "cpu,cpuacct", V1_FILE),
+        (["cgroup.controllers", "cpu.stat"], "", V2_FILE),
+        (["unified/cgroup.controllers", "unified/cpu.stat"], "unified", V2_FILE),
+        (["cpuacct/cpuacct.usage", "unified/cgroup.controllers", "unified/cpu.stat"], "cpuacct", V1_FILE),
     ],
 )
 def test_the_mount_with_the_counters_is_found(

@@ -65,11 +65,11 @@ def test_tasks_come_back_to_their_group(
     for process in tasks:
         (ours.parent / "cgroup.procs").write_text(str(process.pid))  # the kernel moved it here
     displaced = KernelDisplacedTasks(CPUSET, Path("/proc"))
-    assert displaced.bring_back(f"{POD}/{ID}") == 1
+    assert displaced.move_back(f"{POD}/{ID}") == 1
     assert held(ours) == {mine.pid}
     assert held(ours.parent) == {foreign.pid}, "no other task is taken"
-    assert displaced.bring_back(f"{POD}/{ID}") == 0, "a group with its tasks has none away"
-    assert displaced.bring_back(f"{POD}/absent") == 0
+    assert displaced.move_back(f"{POD}/{ID}") == 0, "a group with its tasks has none away"
+    assert displaced.move_back(f"{POD}/absent") == 0
 
 
 def test_tasks_are_found_further_up(groups: tuple[Path, Path], tasks: list[subprocess.Popen[bytes]]) -> None:
@@ -81,7 +81,7 @@ def test_tasks_are_found_further_up(groups: tuple[Path, Path], tasks: list[subpr
         (below / "cgroup.procs").write_text(str(mine.pid))
         displaced = KernelDisplacedTasks(CPUSET, Path("/proc"))
         assert mine.pid not in held(ours.parent)
-        assert displaced.bring_back(f"{POD}/{ID}") == 1
+        assert displaced.move_back(f"{POD}/{ID}") == 1
         assert held(ours) == {mine.pid}
         assert foreign.pid not in held(ours)
     finally:
@@ -130,10 +130,10 @@ def test_tasks_come_back_although_the_group_has_processes_again(
     displaced = KernelDisplacedTasks(tree.root, tree.proc)
     tree.refused = {"100": errno.ENOSPC, "101": errno.ESRCH}
     with pytest.raises(CgroupError, match=f"cannot move process 100 back into cgroup /{path}: No space"):
-        displaced.bring_back(path)
+        displaced.move_back(path)
     assert tree.pids(path) == ["200", "102"], "the others are moved"
     tree.refused = {}
-    assert displaced.bring_back(path) == 2
+    assert displaced.move_back(path) == 2
     assert (sorted(tree.pids(path)), tree.pids("kubepods/pod1")) == (["100", "101", "102", "200"], [])
 
 
@@ -144,9 +144,9 @@ def test_the_root_is_searched_for_tasks_of_empty_groups_only(
     displaced = KernelDisplacedTasks(tree.root, tree.proc)
     tree.put("", "100")
     tree.put(path, "200")
-    assert displaced.bring_back(path) == 0, "the root has all processes of the system"
+    assert displaced.move_back(path) == 0, "the root has all processes of the system"
     tree.put(path)
-    assert displaced.bring_back(path) == 1
+    assert displaced.move_back(path) == 1
     assert tree.pids(path) == ["100"]
 
 
@@ -163,7 +163,7 @@ def test_the_capabilities_of_the_shipped_unit_are_enough(
     some = ",".join(["-all", *(f"+{name.lower()}" for name in sorted(names))])
     code = (
         "from pathlib import Path; from proxy.backends.cgroup.displaced_tasks import KernelDisplacedTasks; "
-        f"print(KernelDisplacedTasks(Path('{CPUSET}'), Path('/proc')).bring_back('{POD}/{ID}'))"
+        f"print(KernelDisplacedTasks(Path('{CPUSET}'), Path('/proc')).move_back('{POD}/{ID}'))"
     )
     command = ["setpriv", f"--bounding-set={some}", "--inh-caps=-all", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -22,16 +22,16 @@ def slice_file(tmp_path: Path) -> Path:
 
 def test_a_swap_writes_and_returns_the_previous_value(tmp_path: Path, slice_file: Path) -> None:
     fences, path = KernelFences(tmp_path), "kubepods.slice/kubepods-podx.slice"
-    assert fences.swap(path, CpuSet.parse("2-3")) == CpuSet()
+    assert fences.replace_cpus(path, CpuSet.parse("2-3")) == CpuSet()
     assert slice_file.read_text() == "2-3\n"
-    assert fences.swap(path, CpuSet.parse("0-7")) == CpuSet.parse("2-3")
+    assert fences.replace_cpus(path, CpuSet.parse("0-7")) == CpuSet.parse("2-3")
 
 
 def test_an_unchanged_value_is_not_written(tmp_path: Path, slice_file: Path) -> None:
     slice_file.write_text("2-3\n")
     slice_file.chmod(0o444)
     before = slice_file.stat().st_mtime_ns
-    KernelFences(tmp_path).swap("kubepods.slice/kubepods-podx.slice", CpuSet.parse("2-3"))
+    KernelFences(tmp_path).replace_cpus("kubepods.slice/kubepods-podx.slice", CpuSet.parse("2-3"))
     assert slice_file.stat().st_mtime_ns == before
 
 
@@ -47,7 +47,7 @@ def test_an_impossible_swap_is_an_error(
     tmp_path: Path, slice_file: Path, path: str, cpus: str, number: int
 ) -> None:
     with pytest.raises(CgroupError, match="cannot set CPUs") as caught:
-        KernelFences(tmp_path).swap(path, CpuSet.parse(cpus))
+        KernelFences(tmp_path).replace_cpus(path, CpuSet.parse(cpus))
     assert caught.value.errno == number
     assert slice_file.read_text() == "\n"
 
@@ -55,4 +55,4 @@ def test_an_impossible_swap_is_an_error(
 def test_a_file_without_a_cpu_list_is_an_error(tmp_path: Path, slice_file: Path) -> None:
     slice_file.write_text("what\n")
     with pytest.raises(CgroupError, match="cannot read CPUs"):
-        KernelFences(tmp_path).swap("kubepods.slice/kubepods-podx.slice", CpuSet([1]))
+        KernelFences(tmp_path).replace_cpus("kubepods.slice/kubepods-podx.slice", CpuSet([1]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.backends.cgroup.cpu_usage import V1, CgroupUsage
+from proxy.backends.cgroup.cpu_usage import V1_FILE, CgroupUsage
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.fences import KernelFences
 from proxy.backends.cgroup.files import OsCgroupFiles, read_kernel_file
@@ -69,12 +69,12 @@ def test_a_bulk_write_skips_a_fifo(group: Path) -> None:
 @pytest.mark.timeout(30)
 def test_fences_and_counters_refuse_a_fifo(group: Path) -> None:
     with pytest.raises(CgroupError, match="not a kernel file"):
-        KernelFences(group).swap("g", CpuSet.parse("0"))
+        KernelFences(group).replace_cpus("g", CpuSet.parse("0"))
     directory = group / "kubepods" / "podu"
     directory.mkdir(parents=True)
-    os.mkfifo(directory / V1)
+    os.mkfifo(directory / V1_FILE)
     with pytest.raises(CgroupError, match="CPU time"):
-        CgroupUsage(group, V1).read({"s": UsageGroup("/kubepods/podu", ())})
+        CgroupUsage(group, V1_FILE).read({"s": UsageGroup("/kubepods/podu", ())})
 
 
 @pytest.mark.timeout(30)

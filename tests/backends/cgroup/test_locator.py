@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.cfs_quota import KernelCpuGroups, open_cpu_groups
-from proxy.backends.cgroup.cpu_usage import V1, V2, open_usage
+from proxy.backends.cgroup.cpu_usage import V1_FILE, V2_FILE, open_usage
 from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.hierarchies import cgroup_of_process, path_below_mount, read_mounts, visible_root
@@ -133,11 +133,11 @@ def test_other_trees_are_reported(tmp_path: Path) -> None:
     again = KernelCpuGroups(place.tree.root, 1, place.tree.files)
     memory = KernelMemory(place.tree.root, place.tree.version)
     (place.tree.root / path / "memory.numa_stat").write_text("total=0 N0=0\nfile=0 N0=0\n")
-    assert memory.use("/kubepods/podx", "another") is None
+    assert memory.memory_use("/kubepods/podx", "another") is None
     KernelGroupLocator(place.tree, (again, memory)).remember(ID, path)
     assert again.find("/kubepods/podx", ID) == path
     place.make("kubepods/podx")  # at the path that follows from its name, so that no search is needed
-    assert memory.use("/kubepods/podx", ID) is not None
+    assert memory.memory_use("/kubepods/podx", ID) is not None
 
 
 def test_the_group_of_this_process_is_found() -> None:
@@ -183,8 +183,8 @@ def test_v1_is_found_by_its_mount_if_v2_has_the_usual_place(tmp_path: Path) -> N
     assert (cpu.root, cpu.version) == (mnt, 1)
     memory = open_memory(sys, tmp_path / "proc")
     assert memory is not None
-    assert (memory.root, memory.version, memory.cpusets) == (sys, 2, mnt)
-    assert not memory.migrates("g"), "it is the cpuset controller's side that moves pages, or does not"
+    assert (memory.root, memory.version, memory.v1_cpuset_root) == (sys, 2, mnt)
+    assert not memory.migrates_pages("g"), "it is the cpuset controller's side that moves pages, or does not"
     with pytest.raises(CgroupError, match="cannot find the kernel's CPU times"):
         open_usage(sys, tmp_path / "proc", tmp_path / "proc")
 
@@ -204,7 +204,7 @@ def test_v2_is_found_by_its_mount(tmp_path: Path) -> None:
     ):
         assert found is not None
         assert (found.root, found.version) == (other, 2)
-    assert open_usage(tmp_path / "sys", tmp_path / "proc", tmp_path / "proc")._file == V2
+    assert open_usage(tmp_path / "sys", tmp_path / "proc", tmp_path / "proc")._file == V2_FILE
 
 
 def test_v1_memory_is_found_by_its_mounts(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_v1_memory_is_found_by_its_mounts(tmp_path: Path) -> None:
     )
     memory = open_memory(tmp_path / "sys", tmp_path / "proc")
     assert memory is not None
-    found = (memory.root, memory.version, memory.huge, memory.cpusets)
+    found = (memory.root, memory.version, memory.hugetlb_root, memory.v1_cpuset_root)
     assert found == (points["ram"], 1, points["big"], points["sets"])
 
 
@@ -231,4 +231,4 @@ def test_joined_accounting_is_found_by_its_mount(tmp_path: Path) -> None:
         sys__both__cpuacct_dot_usage="1\n",
     )
     usage = open_usage(tmp_path / "sys", tmp_path / "proc", tmp_path / "proc")
-    assert (usage.root, usage._file) == (point, V1)
+    assert (usage.root, usage._file) == (point, V1_FILE)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.backends.cgroup.memory import KernelMemory, open_memory, parse_use
+from proxy.backends.cgroup.memory import KernelMemory, open_memory, parse_memory_use
 from proxy.executor.kernel_ports import MemoryUse
 from proxy.model.errors import CgroupError
 from proxy.model.idset import Mask
@@ -29,26 +29,26 @@ HUGE = "total=4194304 N0=2097152 N1=2097152\n"
 
 
 def test_memory_use_by_node_is_read_from_cgroup_v2() -> None:
-    use = parse_use(V2, 2, HUGE)
+    use = parse_memory_use(V2, 2, HUGE)
     assert use == MemoryUse({0: 128614400}, {0: 41947136, 1: 28672}, {0: 2097152, 1: 2097152})
     assert use.outside(Mask((0,))) == (2097152, 28672)
     assert use.outside(Mask((0, 1))) == (0, 0)
 
 
 def test_version_1_counts_what_is_locked() -> None:
-    assert parse_use(V1, 1) == MemoryUse({0: 41639 * 4096}, {0: 8 * 4096}, {})
+    assert parse_memory_use(V1, 1) == MemoryUse({0: 41639 * 4096}, {0: 8 * 4096}, {})
 
 
 def test_groups_below_count() -> None:
-    assert parse_use(V1 + BELOW, 1) == MemoryUse({0: 30 * 4096, 1: 15 * 4096}, {1: 5 * 4096}, {})
+    assert parse_memory_use(V1 + BELOW, 1) == MemoryUse({0: 30 * 4096, 1: 15 * 4096}, {1: 5 * 4096}, {})
     both = "total=1 N0=1\nhierarchical_total=3 N0=1 N1=2\n"
-    assert parse_use(V1, 1, both + both).huge == {0: 2, 1: 4}
+    assert parse_memory_use(V1, 1, both + both).huge == {0: 2, 1: 4}
 
 
 @pytest.mark.parametrize(("text", "version"), [("", 1), ("", 2), ("anon N0=1\n", 2), ("total=1 N0=1\n", 1)])
 def test_a_file_of_another_kind(text: str, version: int) -> None:
     with pytest.raises(CgroupError, match=r"^cannot read memory\.numa_stat: it has no lines for"):
-        parse_use(text, version)
+        parse_memory_use(text, version)
 
 
 @pytest.fixture(params=[1, 2])
@@ -72,26 +72,26 @@ def test_a_containers_memory(tree: tuple[Path, Path]) -> None:
     root, group = tree
     memory = open_memory(root)
     assert memory is not None
-    use = memory.use("/kubepods/podx", "c")
+    use = memory.memory_use("/kubepods/podx", "c")
     assert use is not None
     assert use.anon.keys() == {0}
-    assert memory.use("/kubepods/podx", "other") is None
-    assert memory.migrates("kubepods/podx/c") is (memory.version == 2)
+    assert memory.memory_use("/kubepods/podx", "other") is None
+    assert memory.migrates_pages("kubepods/podx/c") is (memory.version == 2)
     (group / "memory.numa_stat").unlink()
     with pytest.raises(CgroupError, match=r"cannot read memory\.numa_stat of cgroup /kubepods/podx/c"):
-        memory.use("/kubepods/podx", "c")
+        memory.memory_use("/kubepods/podx", "c")
     group.rmdir()
-    assert memory.use("/kubepods/podx", "c") is None
+    assert memory.memory_use("/kubepods/podx", "c") is None
 
 
 def test_memory_migrate_of_v1_is_read(tmp_path: Path) -> None:
     group = tmp_path / "cpuset/g"
     group.mkdir(parents=True)
-    memory = KernelMemory(tmp_path / "memory", 1, cpusets=tmp_path / "cpuset")
+    memory = KernelMemory(tmp_path / "memory", 1, v1_cpuset_root=tmp_path / "cpuset")
     for text, moves in (("0\n", False), ("1\n", True)):
         (group / "cpuset.memory_migrate").write_text(text)
-        assert memory.migrates("g") is moves
-    assert not memory.migrates("gone")
+        assert memory.migrates_pages("g") is moves
+    assert not memory.migrates_pages("gone")
 
 
 def test_a_machine_without_the_memory_controller(tmp_path: Path) -> None:

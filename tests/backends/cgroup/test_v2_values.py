@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.backends.cgroup.v2_values import cpu_usage, quota_of, quota_text
+from proxy.backends.cgroup.v2_values import parse_cpu_usage, parse_quota, quota_text
 from proxy.model.errors import CgroupError
 from tests.oracles.cgroup_v2_values import (
     CpuTimes,
@@ -23,15 +23,15 @@ STAT = (
 
 
 def test_a_quota_is_read_and_written_as_in_cpu_max() -> None:
-    assert quota_of("150000 100000\n") == 150_000
-    assert quota_of("max 100000") == -1
+    assert parse_quota("150000 100000\n") == 150_000
+    assert parse_quota("max 100000") == -1
     assert (quota_text(-1), quota_text(2000)) == ("max", "2000")
 
 
 @pytest.mark.parametrize("text", ["", "max", "1 2 3", "x 100000", "1.0 100000", "1_0 100000"])
 def test_a_cpu_max_that_is_not_a_quota_is_refused(text: str) -> None:
     with pytest.raises(CgroupError, match=r"^cannot read cpu\.max: "):
-        quota_of(text)
+        parse_quota(text)
 
 
 def test_the_limits_of_weights_and_shares_correspond() -> None:
@@ -60,15 +60,15 @@ def test_shares_that_are_no_number_or_out_of_range_are_refused(shares: str | int
 
 def test_cpu_times_are_read_from_cpu_stat() -> None:
     assert cpu_times(STAT) == CpuTimes(6, 1, 2, 3, 4, 5)
-    assert cpu_usage(STAT) == 6000
+    assert parse_cpu_usage(STAT) == 6000
     assert throttling(STAT) == Throttling(3, 4, 5000)
     with pytest.raises(CgroupError, match=r"^cannot read cpu\.stat: it has no nr_periods$"):
         throttling("usage_usec 1")
     with pytest.raises(CgroupError, match=r"^cannot read cpu\.stat: 'x' is not a whole number$"):
-        cpu_usage("usage_usec x")
+        parse_cpu_usage("usage_usec x")
     with pytest.raises(CgroupError, match=r"^cannot read cpu\.stat: -1 is not a time$"):
-        cpu_usage("usage_usec -1")
-    assert cpu_usage("usage_usec 0") == 0
+        parse_cpu_usage("usage_usec -1")
+    assert parse_cpu_usage("usage_usec 0") == 0
 
 
 def test_memory_figures_are_read_and_a_missing_one_is_named() -> None:

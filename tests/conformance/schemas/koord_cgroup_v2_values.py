@@ -25,11 +25,11 @@ def check(case: Case, _: Topologies) -> Outcome:
 
 
 _KINDS: dict[str, Callable[[Any], object]] = {
-    "cpu_max": v2_values.quota_of,
+    "cpu_max": v2_values.parse_quota,
     "weight_to_shares": cgroup_v2_values.shares_of,
     "shares_to_weight": cgroup_v2_values.weight_of,
     "cpu_stat_full": lambda text: dataclasses.asdict(cgroup_v2_values.cpu_times(text)),
-    "cpu_usage": v2_values.cpu_usage,
+    "cpu_usage": v2_values.parse_cpu_usage,
     "cpu_stat_throttle": lambda text: dataclasses.asdict(cgroup_v2_values.throttling(text)),
     "memory_stat": cgroup_v2_values.memory_figures,
     "memory_numa_stat": lambda text: [

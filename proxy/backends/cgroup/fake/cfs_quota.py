@@ -15,10 +15,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-QUOTA, PERIOD, MAX = "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max"
-FILES = (QUOTA, PERIOD, MAX)
+QUOTA_FILE, PERIOD_FILE, MAX_FILE = "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max"
+FILES = (QUOTA_FILE, PERIOD_FILE, MAX_FILE)
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
-_LEAST, _LONGEST, _MOST = 1000, 1_000_000, 1 << 44
+_MIN_US, _MAX_PERIOD_US, _MAX_QUOTA_US = 1000, 1_000_000, 1 << 44
 
 
 class FakeCpuFiles(Protocol):
@@ -36,39 +36,39 @@ class FakeCpuFiles(Protocol):
 def new_files(path: str, version: int) -> dict[str, str]:
     """Return the files of a new group and their contents."""
     if version == 1:
-        return {QUOTA: "-1", PERIOD: "100000"}
-    return {MAX: "max 100000"} if path else {}
+        return {QUOTA_FILE: "-1", PERIOD_FILE: "100000"}
+    return {MAX_FILE: "max 100000"} if path else {}
 
 
-def written(tree: FakeCpuFiles, path: str, name: str, text: str) -> str:
+def content_after_write(tree: FakeCpuFiles, path: str, name: str, text: str) -> str:
     """Return the content of a file after a write.
 
     Raises:
         OSError: EINVAL, if the kernel would refuse the write.
     """
-    if name == MAX:
+    if name == MAX_FILE:
         quota, _, period = text.strip().partition(" ")
-        now = tree.read(path, MAX).split()[1]
-        span = _number(period or now, _LEAST, _LONGEST)
-        return f"{'max' if quota == 'max' else _number(quota, _LEAST, _MOST)} {span}"
+        now = tree.read(path, MAX_FILE).split()[1]
+        span = _number(period or now, _MIN_US, _MAX_PERIOD_US)
+        return f"{'max' if quota == 'max' else _number(quota, _MIN_US, _MAX_QUOTA_US)} {span}"
     if not path:
         raise _invalid("the root is fixed")
-    quota_text, period_text = tree.read(path, QUOTA), tree.read(path, PERIOD)
-    if name == QUOTA:
+    quota_text, period_text = tree.read(path, QUOTA_FILE), tree.read(path, PERIOD_FILE)
+    if name == QUOTA_FILE:
         quota_text = text
     else:
         period_text = text
-    value = _number(quota_text, -_MOST, _MOST)
-    span = _number(period_text, _LEAST, _LONGEST)
+    value = _number(quota_text, -_MAX_QUOTA_US, _MAX_QUOTA_US)
+    span = _number(period_text, _MIN_US, _MAX_PERIOD_US)
     if value < 0:
-        return "-1" if name == QUOTA else str(span)
-    _number(quota_text, _LEAST, _MOST)
+        return "-1" if name == QUOTA_FILE else str(span)
+    _number(quota_text, _MIN_US, _MAX_QUOTA_US)
     above, below = list(_ratios(tree, _ancestors(path))), list(_ratios(tree, _descendants(tree, path)))
     if above and value / span > above[0]:
         raise _invalid("an ancestor allows less")
     if below and value / span < max(below):
         raise _invalid("a group below has more")
-    return str(value if name == QUOTA else span)
+    return str(value if name == QUOTA_FILE else span)
 
 
 def _ancestors(path: str) -> Iterator[str]:
@@ -84,9 +84,9 @@ def _descendants(tree: FakeCpuFiles, path: str) -> Iterator[str]:
 
 def _ratios(tree: FakeCpuFiles, paths: Iterator[str]) -> Iterator[float]:
     for path in paths:
-        quota = int(tree.read(path, QUOTA))
+        quota = int(tree.read(path, QUOTA_FILE))
         if quota >= 0:
-            yield quota / int(tree.read(path, PERIOD))
+            yield quota / int(tree.read(path, PERIOD_FILE))
 
 
 def _number(text: str, least: int, most: int) -> int:

@@ -119,4 +119,4 @@ class FakeCgroups(KernelCgroups):
     def detach(self, pid: int) -> None:
         """Remove a task from its group, as when the task ends."""
         with self._tree.locked():
-            self._tree.forget(pid)
+            self._tree.remove_task(pid)

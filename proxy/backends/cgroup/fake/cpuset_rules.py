@@ -45,7 +45,7 @@ class FakeCgroupFiles:
         self._root = root
         self._exclusive = exclusive
         self._plain = OsCgroupFiles(root)
-        self._have: dict[str, IdSet] = {"cpuset.cpus": online, "cpuset.mems": nodes}
+        self._machine_ids: dict[str, IdSet] = {"cpuset.cpus": online, "cpuset.mems": nodes}
         self._possible = possible
         self.version = version
         v1 = ("cpuset.effective_cpus", "cpuset.effective_mems")
@@ -80,14 +80,14 @@ class FakeCgroupFiles:
             for list_name, kind in LISTS:
                 if name == list_name:
                     if text:  # a write of nothing never reaches the kernel
-                        self._set(path, name, kind, text)
+                        self._set_list(path, name, kind, text)
                     return
             if name in partitions.FILES:
                 self._set_partition(path, name, text)
                 return
             if name in cfs_quota.FILES:
                 if text:
-                    self._store(path, name, cfs_quota.written(self, path, name, text))
+                    self._store(path, name, cfs_quota.content_after_write(self, path, name, text))
                 return
             if name != "cgroup.procs":
                 raise OSError(errno.EINVAL, "not a writable file")
@@ -97,13 +97,13 @@ class FakeCgroupFiles:
 
     # Rules
 
-    def held(self, path: str, name: str) -> IdSet:
+    def configured(self, path: str, name: str) -> IdSet:
         """Return a group's list (for the root: the ids of the machine)."""
         if not path:
-            return self._have[name]
+            return self._machine_ids[name]
         return dict(LISTS)[name].parse(self._plain.read(path, name))
 
-    def _set(self, path: str, name: str, kind: type[IdSet], text: str) -> None:
+    def _set_list(self, path: str, name: str, kind: type[IdSet], text: str) -> None:
         if not path:
             raise OSError(errno.EACCES, "the root is fixed")
         try:
@@ -114,33 +114,33 @@ class FakeCgroupFiles:
             raise OSError(errno.ERANGE, "beyond possible")
         if name == "cpuset.mems" and value.bits >> _NODES_LIMIT:
             raise OSError(errno.ERANGE, "beyond possible")
-        if not value <= self._have[name] and (self.version == 1 or name == "cpuset.mems"):
+        if not value <= self._machine_ids[name] and (self.version == 1 or name == "cpuset.mems"):
             raise OSError(errno.EINVAL, "not online")
         if self.version == 1:
             self._check_v1(path, name, value)
-        if self.held(path, name) and not value and self._populated(path):
+        if self.configured(path, name) and not value and self._is_populated(path):
             raise OSError(errno.ENOSPC, "tasks inside")
         self._store(path, name, str(value))
         table = self._table(name)
         if table:
             assert isinstance(value, CpuSet)
-            self._keep_table(partitions.listed(self, path, value, table))
+            self._apply_table(partitions.after_list_write(self, path, value, table))
         else:
-            self._spread(path, name)
+            self._update_effective(path, name)
 
     def _set_partition(self, path: str, name: str, text: str) -> None:
         """Write one of the files of partitions."""
         table = partitions.load(self._root)
         if name == partitions.PARTITION:
-            self._keep_table(partitions.set_partition(self, path, text.strip(), table))
+            self._apply_table(partitions.after_partition_write(self, path, text.strip(), table))
             return
         try:
             value = CpuSet.parse(text)
         except ValueError:
             raise OSError(errno.EINVAL, "not a list") from None
-        after = partitions.set_exclusive(self, path, value, table)
+        after = partitions.after_exclusive_write(self, path, value, table)
         self._store(path, name, str(value))
-        self._keep_table(after)
+        self._apply_table(after)
 
     def _table(self, name: str) -> partitions.Table:
         """Return the groups that are partitions; empty for memory nodes and on v1."""
@@ -148,7 +148,7 @@ class FakeCgroupFiles:
             return {}
         return partitions.load(self._root)
 
-    def _keep_table(self, after: partitions.Table) -> None:
+    def _apply_table(self, after: partitions.Table) -> None:
         """Write the current partitions into all files."""
         before = partitions.load(self._root)
         if before != after:
@@ -161,28 +161,28 @@ class FakeCgroupFiles:
             valid = (e for e in after.values() if e.kind == "isolated" and e.state == partitions.VALID)
             isolated = CpuSet(cpu for entry in valid for cpu in entry.withheld)
             self._store("", partitions.ISOLATED, str(isolated))
-        self._spread("", "cpuset.cpus")
+        self._update_effective("", "cpuset.cpus")
 
     def group_removed(self, path: str) -> None:
         """Drop the partition state of a removed group, if it was a partition (lock held)."""
         table = partitions.load(self._root)
         if path in table:
-            self._keep_table({k: v for k, v in table.items() if k != path})
+            self._apply_table({k: v for k, v in table.items() if k != path})
 
     def _check_v1(self, path: str, name: str, value: IdSet) -> None:
         for child in self.children(path):
-            if not self.held(f"{path}/{child}", name) <= value:
+            if not self.configured(f"{path}/{child}", name) <= value:
                 raise OSError(errno.EBUSY, "a child holds more")
-        if not value <= self.held(path.rpartition("/")[0], name):
+        if not value <= self.configured(path.rpartition("/")[0], name):
             raise OSError(errno.EACCES, "the parent holds less")
 
-    def _spread(self, path: str, name: str) -> None:
+    def _update_effective(self, path: str, name: str) -> None:
         """Compute the effective lists of a group and of all groups below it."""
-        self._work_out(path, name, self._table(name))
+        self._compute_effective(path, name, self._table(name))
 
-    def _work_out(self, path: str, name: str, table: partitions.Table) -> None:
-        own = self.held(path, name)
-        above = self._have[name]
+    def _compute_effective(self, path: str, name: str, table: partitions.Table) -> None:
+        own = self.configured(path, name)
+        above = self._machine_ids[name]
         if path and self.version == 2:
             above_path = path.rpartition("/")[0]
             above = type(own).parse(self._plain.read(above_path, self.effective[name]))
@@ -190,31 +190,33 @@ class FakeCgroupFiles:
         else:
             effective = own & above
         if table:
-            online, mine, room = (CpuSet.from_bits(each.bits) for each in (self._have[name], own, above))
-            effective = partitions.effective(path, mine, room, online, table)
+            online, mine, room = (
+                CpuSet.from_bits(each.bits) for each in (self._machine_ids[name], own, above)
+            )
+            effective = partitions.effective_cpus(path, mine, room, online, table)
         self._store(path, self.effective[name], str(effective))
         for child in self.children(path):
-            self._work_out(f"{path}/{child}" if path else child, name, table)
+            self._compute_effective(f"{path}/{child}" if path else child, name, table)
 
-    def _populated(self, path: str) -> bool:
-        below = (self._populated(f"{path}/{child}") for child in self.children(path))
+    def _is_populated(self, path: str) -> bool:
+        below = (self._is_populated(f"{path}/{child}") for child in self.children(path))
         return bool(self._plain.read(path, "cgroup.procs").strip()) or any(below)
 
     def _attach(self, path: str, pid: int) -> None:
-        if self.version == 1 and path and not all(self.held(path, name) for name, _ in LISTS):
+        if self.version == 1 and path and not all(self.configured(path, name) for name, _ in LISTS):
             raise OSError(errno.ENOSPC, "no CPUs or nodes")
-        self.forget(pid)
+        self.remove_task(pid)
         pids = self._plain.read(path, "cgroup.procs").split()
         self._store(path, "cgroup.procs", "\n".join([*pids, str(pid)]))
 
-    def forget(self, pid: int, path: str = "") -> None:
+    def remove_task(self, pid: int, path: str = "") -> None:
         """Remove a task from its group, as when the task ends."""
         pids = self._plain.read(path, "cgroup.procs").split()
         if str(pid) in pids:
             pids.remove(str(pid))
             self._store(path, "cgroup.procs", "\n".join(pids))
         for child in self.children(path):
-            self.forget(pid, f"{path}/{child}" if path else child)
+            self.remove_task(pid, f"{path}/{child}" if path else child)
 
     def _store(self, path: str, name: str, text: str) -> None:
         """Replace a file's text in one step, so that a reader without the lock never sees a part of it."""
@@ -225,7 +227,7 @@ class FakeCgroupFiles:
         """Put the files into a new group, with the kernel's defaults: empty lists, no quota (lock held)."""
         for name, _ in LISTS:
             if path or self.version == 1:
-                self._store(path, name, "" if path else str(self._have[name]))
+                self._store(path, name, "" if path else str(self._machine_ids[name]))
         for name, text in cfs_quota.new_files(path, self.version).items():
             self._store(path, name, text)
         self._store(path, "cgroup.procs", "")
@@ -235,4 +237,4 @@ class FakeCgroupFiles:
             self._store(path, "cgroup.controllers", "cpuset cpu")
             self._store(path, "cgroup.subtree_control", "cpuset cpu")
         for name, _ in LISTS:
-            self._spread(path, name)
+            self._update_effective(path, name)

@@ -30,7 +30,7 @@ from proxy.model.idset import CpuSet
 
 PARTITION, EXCLUSIVE, ISOLATED = "cpuset.cpus.partition", "cpuset.cpus.exclusive", "cpuset.cpus.isolated"
 FILES = (PARTITION, EXCLUSIVE)
-TABLE = ".partitions.json"
+TABLE_FILE = ".partitions.json"
 VALID, INVALID, STUCK, LOST = "valid", "invalid", "stuck", "lost"
 """The last three: invalid from the beginning; made invalid by a sibling; and its list written since then."""
 
@@ -76,7 +76,8 @@ def load(root: Path) -> Table:
     """Return the groups that are not members."""
     try:
         return {
-            path: PartitionEntry(**entry) for path, entry in json.loads((root / TABLE).read_text()).items()
+            path: PartitionEntry(**entry)
+            for path, entry in json.loads((root / TABLE_FILE).read_text()).items()
         }
     except FileNotFoundError:
         return {}
@@ -85,7 +86,7 @@ def load(root: Path) -> Table:
 def save(root: Path, table: Table) -> None:
     """Store the groups that are not members."""
     text = json.dumps({path: asdict(entry) for path, entry in table.items()})
-    write_file(root / TABLE, text.encode(), mode=0o644, sync=False)
+    write_file(root / TABLE_FILE, text.encode(), mode=0o644, sync=False)
 
 
 def new_files(path: str, *, exclusive: bool) -> dict[str, str]:
@@ -95,7 +96,7 @@ def new_files(path: str, *, exclusive: bool) -> dict[str, str]:
     return {PARTITION: "member", **({EXCLUSIVE: ""} if exclusive else {})}
 
 
-def effective(path: str, own: CpuSet, above: CpuSet, online: CpuSet, table: Table) -> CpuSet:
+def effective_cpus(path: str, own: CpuSet, above: CpuSet, online: CpuSet, table: Table) -> CpuSet:
     """Return the CPUs that tasks of a group get."""
     inside = CpuSet()
     for other, each in table.items():
@@ -109,7 +110,7 @@ def effective(path: str, own: CpuSet, above: CpuSet, online: CpuSet, table: Tabl
     return own & above or above
 
 
-def set_exclusive(tree: FakePartitionFiles, path: str, value: CpuSet, table: Table) -> Table:
+def after_exclusive_write(tree: FakePartitionFiles, path: str, value: CpuSet, table: Table) -> Table:
     """Return the groups that are not members after an exclusive set was written.
 
     Raises:
@@ -126,7 +127,7 @@ def set_exclusive(tree: FakePartitionFiles, path: str, value: CpuSet, table: Tab
     }
 
 
-def listed(tree: FakePartitionFiles, path: str, value: CpuSet, table: Table) -> Table:
+def after_list_write(tree: FakePartitionFiles, path: str, value: CpuSet, table: Table) -> Table:
     """Return the groups that are not members after a group's list was written."""
     after = dict(table)
     for sibling in _siblings(tree, path):
@@ -137,11 +138,11 @@ def listed(tree: FakePartitionFiles, path: str, value: CpuSet, table: Table) -> 
     if own is not None and own.state == STUCK:
         after[path] = replace(own, state=LOST)
     elif own is not None and own.state == VALID and not _list(tree, path, EXCLUSIVE):
-        after[path] = _made(tree, path, own.kind, value, {k: v for k, v in after.items() if k != path})
+        after[path] = _new_entry(tree, path, own.kind, value, {k: v for k, v in after.items() if k != path})
     return after
 
 
-def set_partition(tree: FakePartitionFiles, path: str, kind: str, table: Table) -> Table:
+def after_partition_write(tree: FakePartitionFiles, path: str, kind: str, table: Table) -> Table:
     """Return the groups that are not members after a group was made a partition or a member.
 
     Raises:
@@ -158,15 +159,15 @@ def set_partition(tree: FakePartitionFiles, path: str, kind: str, table: Table) 
         reason = "Invalid cpu list in cpuset.cpus.exclusive"
         return {**after, path: replace(old, kind=kind, state=LOST, reason=reason)}
     cpus = _list(tree, path, EXCLUSIVE) or _list(tree, path, "cpuset.cpus")
-    return {**after, path: _made(tree, path, kind, cpus, after)}
+    return {**after, path: _new_entry(tree, path, kind, cpus, after)}
 
 
-def _made(tree: FakePartitionFiles, path: str, kind: str, cpus: CpuSet, others: Table) -> PartitionEntry:
-    reason = _reason(tree, path, cpus, others)
+def _new_entry(tree: FakePartitionFiles, path: str, kind: str, cpus: CpuSet, others: Table) -> PartitionEntry:
+    reason = _invalid_reason(tree, path, cpus, others)
     return PartitionEntry(kind, str(cpus), INVALID if reason else VALID, reason)
 
 
-def _reason(tree: FakePartitionFiles, path: str, cpus: CpuSet, others: Table) -> str:
+def _invalid_reason(tree: FakePartitionFiles, path: str, cpus: CpuSet, others: Table) -> str:
     """Return why a group cannot be a partition; empty if it can."""
     parent = path.rpartition("/")[0]
     above = others.get(parent)
