@@ -97,7 +97,7 @@ def executor_of(
     runtime = GrpcRuntime(str(config.runtime))
 
     def ports(context: NodeContext) -> Ports:
-        runtime.unread = context.report_unreadable
+        runtime.report_unread = context.report_unreadable
         runtime.timeout = lambda: context.options.call_timeout
         if problem and config.koordinator.keep_quota is not KeepQuota.ALWAYS:
             context.telemetry.problem(

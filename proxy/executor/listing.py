@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from proxy.executor.runtime_ports import Runtime, RuntimeContainer, RuntimePod, unread_in
+from proxy.executor.runtime_ports import Runtime, RuntimeContainer, RuntimePod, unread_ids_of
 from proxy.model.workload import Phase
 
 
@@ -15,7 +15,7 @@ class Listing(Struct, frozen=True):
 
     Attributes:
         pods, containers: By id.
-        unread_pods, unread_containers: Ids of entries that could not be read; see ``Listed``.
+        unread_pods, unread_containers: Ids of entries that could not be read; see ``RuntimeList``.
     """
 
     pods: Mapping[str, RuntimePod]
@@ -45,5 +45,5 @@ def listed(runtime: Runtime, container_id: str = "") -> Listing:
     pods = runtime.list_pods()
     containers = runtime.list_containers(container_id)
     return Listing(
-        {p.id: p for p in pods}, {c.id: c for c in containers}, unread_in(pods), unread_in(containers)
+        {p.id: p for p in pods}, {c.id: c for c in containers}, unread_ids_of(pods), unread_ids_of(containers)
     )

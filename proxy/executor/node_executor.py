@@ -50,7 +50,7 @@ from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.reconciler import Reconciler
 from proxy.executor.reservations import Reservations
 from proxy.executor.runtime_events import JOIN_S, RuntimeEvents
-from proxy.executor.runtime_ports import Events, Runtime
+from proxy.executor.runtime_ports import Runtime, RuntimeEventStream
 from proxy.executor.runtime_sync import RuntimeSync
 from proxy.executor.sandboxes import Sandboxes
 from proxy.executor.shutdown import CLOSE_S, ShutdownTime
@@ -108,7 +108,7 @@ class Ports(Struct, frozen=True):
     group_locator: GroupLocator | None = None
     units: Units | None = None
     fences: Fences | None = None
-    runtime_events: Events | None = None
+    runtime_events: RuntimeEventStream | None = None
     write_events: WriteEvents | None = None
     partitions: Partitions | None = None
     partition_kind: str = ""

@@ -38,7 +38,7 @@ from proxy.engine.container_events import ContainerTouched
 from proxy.executor.container_lifecycle import ContainerLifecycle
 from proxy.executor.context import NodeContext
 from proxy.executor.observer import Observer
-from proxy.executor.runtime_ports import Events, RuntimeEvent
+from proxy.executor.runtime_ports import RuntimeEvent, RuntimeEventStream
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
@@ -80,7 +80,9 @@ class EventsState(Enum):
 class RuntimeEvents(Observer):
     """Receives the runtime's events and updates the executor's state."""
 
-    def __init__(self, context: NodeContext, lifecycle: ContainerLifecycle, events: Events | None) -> None:
+    def __init__(
+        self, context: NodeContext, lifecycle: ContainerLifecycle, events: RuntimeEventStream | None
+    ) -> None:
         """Prepare; the subscription begins with ``start``.
 
         Args:
@@ -92,7 +94,7 @@ class RuntimeEvents(Observer):
         self._lifecycle = lifecycle
         self._events = events
         if events is not None:
-            events.unread = self.report_unreadable_event
+            events.report_unread = self.report_unreadable_event
         self.events_state = EventsState.OFF if events is None else EventsState.WAITING
         self._queue: deque[RuntimeEvent | EventsState] = deque()
         self._lock = threading.Lock()
@@ -116,7 +118,7 @@ class RuntimeEvents(Observer):
             )
             self._thread.start()
 
-    def _listen(self, events: Events) -> None:
+    def _listen(self, events: RuntimeEventStream) -> None:
         """Receive events until ``close``; runs in the thread."""
         pauses = RetryDelays(PAUSES)
         while not self._closing.is_set():
@@ -125,7 +127,7 @@ class RuntimeEvents(Observer):
             pause = pauses.next(self._context.clock() - began)
             self._closing.wait(refused or pause)
 
-    def _receive(self, events: Events) -> float:
+    def _receive(self, events: RuntimeEventStream) -> float:
         """Receive events until the stream ends.
 
         Returns:

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Phase
 
-SOURCE = "kubernetes.io/config.source"
+CONFIG_SOURCE = "kubernetes.io/config.source"
 """Annotation in which kubelet records where a pod comes from; ``file`` for static pods."""
 _PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
 """States of a container in the CRI, without the prefix."""
@@ -19,23 +19,23 @@ _PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.E
 _Entry = TypeVar("_Entry")
 
 
-class Listed(list[_Entry]):
+class RuntimeList(list[_Entry]):
     """The entries of one of the runtime's lists that could be read.
 
     Attributes:
-        unread: Ids of the entries that could not be read; an empty id stands for entries with an unreadable
-            id. The absence of these ids from the list does not show whether they exist.
+        unread_ids: Ids of the entries that could not be read; an empty id stands for entries with an
+            unreadable id. The absence of these ids from the list does not show whether they exist.
     """
 
-    def __init__(self, entries: Iterable[_Entry], unread: Iterable[str] = ()) -> None:
+    def __init__(self, entries: Iterable[_Entry], unread_ids: Iterable[str] = ()) -> None:
         """Store entries."""
         super().__init__(entries)
-        self.unread = frozenset(unread)
+        self.unread_ids = frozenset(unread_ids)
 
 
-def unread_in(entries: Sequence[object]) -> frozenset[str]:
+def unread_ids_of(entries: Sequence[object]) -> frozenset[str]:
     """Return the ids of the entries of a list that could not be read."""
-    return entries.unread if isinstance(entries, Listed) else frozenset()
+    return entries.unread_ids if isinstance(entries, RuntimeList) else frozenset()
 
 
 def _unchanged(cpus: CpuSet) -> CpuSet:
@@ -57,8 +57,8 @@ class RuntimeQuirks(Struct, frozen=True):
         has_monitors: Returns whether the containers of a sandbox have monitors in cgroups of their own, by
             the path of the sandbox's cgroup.
         monitor: Returns the name by which ``Cgroups.find`` finds the monitor of a container, by its id.
-        is_left_behind: Returns whether the cgroup at a path may be that of a sandbox without processes, so
-            that it has no controllers.
+        may_lose_controllers: Returns whether the cgroup at a path may be that of a sandbox without processes,
+            so that it has no controllers.
         is_made_by_create: Returns whether the cgroup at a path is made with the create of its container, so
             that it does not show whether the container is being started.
         mask_as_sent: Returns the set that systemd reads if a runtime sends a set in the wrong byte order.
@@ -66,7 +66,7 @@ class RuntimeQuirks(Struct, frozen=True):
 
     has_monitors: Callable[[str], bool] = _never
     monitor: Callable[[str], str] = _none
-    is_left_behind: Callable[[str], bool] = _never
+    may_lose_controllers: Callable[[str], bool] = _never
     is_made_by_create: Callable[[str], bool] = _never
     mask_as_sent: Callable[[CpuSet], CpuSet] = _unchanged
 
@@ -152,10 +152,10 @@ class Runtime(Protocol):
         """Return the runtime's cgroup driver, ``cgroupfs`` or ``systemd``; empty if it does not report it."""
 
     def list_pods(self) -> Sequence[RuntimePod]:
-        """List all sandboxes; a ``Listed`` if some entries could not be read."""
+        """List all sandboxes; a ``RuntimeList`` if some entries could not be read."""
 
     def list_containers(self, container_id: str = "") -> Sequence[RuntimeContainer]:
-        """List all containers, or the one with the id; a ``Listed`` if some entries could not be read."""
+        """List all containers, or only one by its id; a ``RuntimeList`` if some entries could not be read."""
 
     def detail(self, container_id: str) -> RuntimeDetail:
         """Return the verbose status of one container."""
@@ -192,14 +192,14 @@ class RuntimeEvent(Struct, frozen=True):
     container_id: str
 
 
-class Events(Protocol):
+class RuntimeEventStream(Protocol):
     """The stream of the runtime's events.
 
     Attributes:
-        unread: Called with each event that cannot be read, in any thread.
+        report_unread: Called with each event that cannot be read, in any thread.
     """
 
-    unread: Callable[[str], None]
+    report_unread: Callable[[str], None]
 
     def listen(self) -> Iterator[RuntimeEvent]:
         """Subscribe; returns once the subscription is established, so that every later event is delivered.

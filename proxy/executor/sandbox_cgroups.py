@@ -172,7 +172,7 @@ class SandboxCgroups:
 
     def _failed(self, key: str, pod: Pod, path: str, error: CgroupError, errors: list[str]) -> None:
         self._observed.pop(key, None)
-        is_left = error.errno == errno.EOPNOTSUPP and self._quirks.is_left_behind(path)
+        is_left = error.errno == errno.EOPNOTSUPP and self._quirks.may_lose_controllers(path)
         if error.errno not in GONE and not is_left:
             kind = "sandbox" if key == pod.sandbox_id else "monitor of a container"
             errors.append(f"cannot move the {kind} of {pod.ref}: {error}")

@@ -26,7 +26,7 @@ from proxy.backends.kubelet.checkpoints import CheckpointError, read_memory_chec
 from proxy.backends.kubelet.small_file import read_small_file
 from proxy.engine.node_events import TakeoverChanged
 from proxy.executor.background import Worker
-from proxy.executor.runtime_ports import SOURCE
+from proxy.executor.runtime_ports import CONFIG_SOURCE
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.takeover.inputs import (
@@ -267,7 +267,7 @@ class Takeover:
         from_files = set()
         try:
             for pod in self._executor.runtime.list_pods():
-                if pod.ready and pod.uid in pods and pod.annotations.get(SOURCE) == "file":
+                if pod.ready and pod.uid in pods and pod.annotations.get(CONFIG_SOURCE) == "file":
                     from_files.add(pod.uid)
         except TopoproxyError:
             pass  # only the note about static pods depends on it

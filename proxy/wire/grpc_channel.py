@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _UNCONNECTED = re.compile(r"failed to connect to all addresses; last error: .* error: ([^:]+)")
 """What grpc reports for a socket where no process answers; it ends with the kernel's error text."""
-ONE_THREAD = ("SingleThreadedUnaryStream", 1)
+SINGLE_THREADED_STREAM = ("SingleThreadedUnaryStream", 1)
 """Option for streams: the caller's thread reads. If grpc does not know the option, another thread reads."""
 
 

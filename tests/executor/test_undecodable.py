@@ -162,20 +162,20 @@ def test_in_observe_mode_everything_is_forwarded(run_scenario: Callable[..., Non
 
 
 def test_a_container_with_an_unreadable_entry_keeps_its_cpus(run_scenario: Callable[..., None]) -> None:
-    from proxy.executor.runtime_ports import Listed
+    from proxy.executor.runtime_ports import RuntimeList
 
     async def scenario(world: Any) -> None:
         owner = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
         other = await world.run(await world.pod("ls", "LS"))
         for unread in ({owner}, {""}):
-            world.runtime.list_containers = lambda container_id="", unread=unread: Listed(
+            world.runtime.list_containers = lambda container_id="", unread=unread: RuntimeList(
                 [c for c in world.runtime.containers.values() if c.id not in (owner, "")], unread
             )
-            world.runtime.list_pods = lambda: Listed([], {"s-lse", "s-ls"})
+            world.runtime.list_pods = lambda: RuntimeList([], {"s-lse", "s-ls"})
             await world.sync.once()
             assert world.executor.state.owners
             assert (world.on(owner), world.on(other)) == ("2-3", "0-1,4-15")
-        world.runtime.list_containers = lambda container_id="": Listed([], {other})
+        world.runtime.list_containers = lambda container_id="": RuntimeList([], {other})
         await world.sync.once()
         assert not world.executor.state.owners, "a container that is certainly not in the list is gone"
 

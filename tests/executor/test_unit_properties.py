@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.runtime.quirks.runc import reversed_mask
+from proxy.backends.runtime.quirks.runc import byte_reversed_mask
 from proxy.engine.node_events import ModeChanged
 from proxy.engine.systemd_masks import MaskOrder
 from proxy.executor.kernel_ports import CpusetValue
-from proxy.executor.systemd.ports import UnitEvents, UnitSets
+from proxy.executor.systemd.ports import SystemdEvent, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
@@ -107,7 +107,7 @@ class PlayedSystemd:
         self.units: dict[str, UnitSets] = {}
         self.gone: set[str] = set()
         self.queried: list[str] = []
-        self.received: Callable[[UnitEvents], None] | None = None
+        self.received: Callable[[SystemdEvent], None] | None = None
         self.away = False
         self.late = False
         """No connection is reported."""
@@ -154,25 +154,25 @@ class PlayedSystemd:
         if container in self.world.cgroups.sets and self.units[unit].cpus:
             self.world.cgroups.sets[container] = self.units[unit].cpus
 
-    def watch(self, on_event: Callable[[UnitEvents], None]) -> None:
+    def watch(self, on_event: Callable[[SystemdEvent], None]) -> None:
         self.received = on_event
         if not self.late:
-            on_event(UnitEvents.CONNECTED)
+            on_event(SystemdEvent.CONNECTED)
 
-    def report(self, news: UnitEvents) -> None:
+    def report(self, news: SystemdEvent) -> None:
         assert self.received is not None
         self.received(news)
 
     def reload(self) -> None:
         for unit in self.units:
             self._write(unit)
-        self.report(UnitEvents.RELOADED)
+        self.report(SystemdEvent.RELOADED)
 
     def runc(self, container_id: str, cpus: CpuSet) -> None:
         """Do what runc does at a start or update: the unit's property, systemd's write, and its own write."""
         unit = unit_of(container_id)
         mems = self.units.get(unit, UnitSets(CpuSet(), Mask())).mems
-        self.units[unit] = UnitSets(reversed_mask(cpus) if self.wrong else cpus, mems)
+        self.units[unit] = UnitSets(byte_reversed_mask(cpus) if self.wrong else cpus, mems)
         self.world.cgroups.sets[container_id] = cpus
         if not self.early:
             self._write(unit)
@@ -335,7 +335,7 @@ def test_the_cpuset_of_an_earlier_plan_is_no_wrong_mask(run_scenario: Any) -> No
         await world.stop(lse)
         sandbox = await pod(world, "next", qos="LSE", cpus="0-3")
         next_one = world.finish(await world.begin(sandbox, **SHARES), "n")
-        assert world.cgroups.sets[ls] == reversed_mask(REST) == cpus_of("4-15")
+        assert world.cgroups.sets[ls] == byte_reversed_mask(REST) == cpus_of("4-15")
         systemd.away = False
         await check_set(world, ls, cpus_of("4-15"))
         assert world.executor.unit_properties.order is MaskOrder.CORRECT
@@ -393,7 +393,7 @@ def test_a_call_is_in_flight_until_its_unit_is_corrected(run_scenario: Any) -> N
         systemd.away = True
         world.wire.finished(call, 0)
         assert world.executor.state.inflight.of(ls)
-        world.cgroups.sets[ls] = reversed_mask(REST)
+        world.cgroups.sets[ls] = byte_reversed_mask(REST)
         await world.until(lambda: not world.executor.state.inflight.of(ls))
         assert world.cgroups.sets[ls] == REST, "written by the daemon where systemd cannot be called"
         await world.until(lambda: not world.executor.unit_properties.fencing._active)
@@ -552,12 +552,12 @@ def test_units_are_read_when_systemd_is_available(run_scenario: Any) -> None:
         ls = await run_unasked(world, "ls")
         await run_unasked(world, "lse", qos="LSE", cpus=OWNED)
         assert systemd.queried == []
-        systemd.report(UnitEvents.CONNECTED)
+        systemd.report(SystemdEvent.CONNECTED)
         await wait_until_settled(world)
         await check_set(world, ls, REST)
         section = world.executor.unit_properties.page()["systemd"]
         assert section == {"connected": True, "runtime_tells": "wrong", "due": 0}
-        systemd.report(UnitEvents.LOST)
+        systemd.report(SystemdEvent.LOST)
         await world.quiet()
         assert world.executor.unit_properties.page()["systemd"]["connected"] is False
 
@@ -785,7 +785,7 @@ def test_an_owner_waits_for_a_call_whose_fence_has_its_cpus(run_scenario: Any) -
         await wait_until_settled(world)
         call = await update(world, own, cpu_shares=1024)
         assert world.executor.state.desired_cpus(world.executor.state.containers[own]) == carried
-        assert world.cgroups.sets[own] == reversed_mask(carried) <= low
+        assert world.cgroups.sets[own] == byte_reversed_mask(carried) <= low
         assert low <= world.scopes.slices[slice_of("mixed")]
         lse = await pod(world, "lse", qos="LSE", cpus=str(low))
         creating = asyncio.create_task(world.create(lse, **SHARES))

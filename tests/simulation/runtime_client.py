@@ -115,13 +115,13 @@ class RuntimeClient:
 
 
 class SimulatedEvents:
-    """The runtime's events; implements ``proxy.executor.runtime_ports.Events``."""
+    """The runtime's events; implements ``proxy.executor.runtime_ports.RuntimeEventStream``."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._queue: queue.SimpleQueue[RuntimeEvent | None] = queue.SimpleQueue()
         self._listener: Listener | None = None
-        self.unread: Callable[[str], None] = lambda message: None
+        self.report_unread: Callable[[str], None] = lambda message: None
 
     def listen(self) -> Iterator[RuntimeEvent]:
         if not self._node.runtime.up:

@@ -22,7 +22,7 @@ import enum
 import re
 from collections.abc import Iterator
 
-from proxy.backends.runtime.quirks import NOT_CONTAINERS, SCOPE_PREFIXES, containerd, crio
+from proxy.backends.runtime.quirks import MONITOR_PREFIXES, SCOPE_PREFIXES, containerd, crio
 from proxy.model.errors import CgroupError
 
 
@@ -115,7 +115,7 @@ def _join(base: str, name: str) -> str:
 
 def is_name_of_container(name: str, container_id: str) -> bool:
     """Return whether a directory's name is that of the container with this id (and not of its monitor)."""
-    if name.startswith(NOT_CONTAINERS):
+    if name.startswith(MONITOR_PREFIXES):
         return False
     return name == container_id or name.removesuffix(".scope").endswith(
         (f"-{container_id}", f":{container_id}")

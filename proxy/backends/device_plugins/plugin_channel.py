@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from proxy.backends.device_plugins.messages import MESSAGE_LIMIT, PluginAnswerError
 from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
-from proxy.wire.grpc_channel import ONE_THREAD, GrpcChannel, details_of
+from proxy.wire.grpc_channel import SINGLE_THREADED_STREAM, GrpcChannel, details_of
 
 SERVICE: Final = "/v1beta1.DevicePlugin"
 READ_GAP_S: Final = 0.005
@@ -52,7 +52,7 @@ class PluginChannel:
         """Store the path of the socket; nothing is dialled before the first call."""
         self._path = path
         self._loop = asyncio.get_running_loop()
-        self._channel = GrpcChannel(path, MESSAGE_LIMIT, ONE_THREAD)
+        self._channel = GrpcChannel(path, MESSAGE_LIMIT, SINGLE_THREADED_STREAM)
 
     async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make a call.

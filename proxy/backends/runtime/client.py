@@ -22,7 +22,14 @@ from google.protobuf.message import DecodeError
 
 from proxy.allocation.memory.request import SIZES_LIMIT
 from proxy.api.cri import api_pb2 as pb
-from proxy.executor.runtime_ports import SOURCE, Limits, Listed, RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.executor.runtime_ports import (
+    CONFIG_SOURCE,
+    Limits,
+    RuntimeContainer,
+    RuntimeDetail,
+    RuntimeList,
+    RuntimePod,
+)
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
 from proxy.model.idset import CpuSet, Mask, plausible
@@ -38,9 +45,9 @@ Answer = TypeVar("Answer", bound="Message")
 
 _Entry = TypeVar("_Entry")
 
-_KEYS = Keys((*POD_KEYS, SOURCE))
+_KEYS = Keys((*POD_KEYS, CONFIG_SOURCE))
 _STATES = {number: name.removeprefix("CONTAINER_") for name, number in pb.ContainerState.items()}
-_FIRST = 0x0A
+_ID_FIELD_KEY = 0x0A
 """The protobuf key of field 1, a string: the id, which encoders write first."""
 
 _TOO_LARGE = 1 << 64
@@ -48,8 +55,8 @@ _TOO_LARGE = 1 << 64
 
 
 def entries_of(
-    raw: bytes, kind: str, read: Callable[[bytes], _Entry | None], unread: Callable[[str], None]
-) -> Listed[_Entry]:
+    raw: bytes, kind: str, read: Callable[[bytes], _Entry | None], report_unread: Callable[[str], None]
+) -> RuntimeList[_Entry]:
     """Read a list.
 
     Args:
@@ -57,7 +64,7 @@ def entries_of(
         kind: The kind of the entries, for messages: ``sandbox`` or ``container``.
         read: Reads an entry. It raises DecodeError if the entry cannot be decoded, and returns None if the
             entry has an id that cannot be used in a call.
-        unread: Called with a sentence about each entry that is left out.
+        report_unread: Called with a sentence about each entry that is left out.
 
     Raises:
         RuntimeCallError: The answer cannot even be split into entries.
@@ -66,7 +73,7 @@ def entries_of(
         pieces = pb.ListEntries.FromString(raw).entries
     except DecodeError as error:
         message = f"cannot read the runtime's list of {kind} entries: {error}"
-        unread(message)
+        report_unread(message)
         raise RuntimeCallError(message, GrpcStatus.INTERNAL) from None
     entries, lacking = list[_Entry](), set[str]()
     for piece in pieces:
@@ -75,13 +82,13 @@ def entries_of(
         except DecodeError as error:
             known = _id_of(piece)
             lacking.add(known)
-            unread(f"cannot read {kind} {known!r} of the runtime's list: {error}")
+            report_unread(f"cannot read {kind} {known!r} of the runtime's list: {error}")
             continue
         if entry is None:
-            unread(f"cannot use a {kind} of the runtime's list: its id is not UTF-8")
+            report_unread(f"cannot use a {kind} of the runtime's list: its id is not UTF-8")
         else:
             entries.append(entry)
-    return Listed(entries, lacking)
+    return RuntimeList(entries, lacking)
 
 
 def read_sandbox(raw: bytes) -> RuntimePod | None:
@@ -119,7 +126,7 @@ def read_container(raw: bytes) -> RuntimeContainer | None:
 
 def _id_of(raw: bytes) -> str:
     """Read the id of an entry that cannot be decoded; empty if the entry does not begin with its id."""
-    if len(raw) < 2 or raw[0] != _FIRST or raw[1] > 0x7F or len(raw) < 2 + raw[1]:
+    if len(raw) < 2 or raw[0] != _ID_FIELD_KEY or raw[1] > 0x7F or len(raw) < 2 + raw[1]:
         return ""
     return identity(raw[2 : 2 + raw[1]])
 
@@ -127,9 +134,9 @@ def _id_of(raw: bytes) -> str:
 def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
     """Return the cgroup and the resources in a status answer; never raises."""
     document = _document(answer)
-    linux = _get(document, "runtimeSpec", "linux")
-    cgroups_path = _text(_get(linux, "cgroupsPath"))
-    pid = _number(_get(document, "pid"))
+    linux = _nested_value(document, "runtimeSpec", "linux")
+    cgroups_path = _text(_nested_value(linux, "cgroupsPath"))
+    pid = _number(_nested_value(document, "pid"))
     status = answer.status
     pages = _reported_pages(status.resources.linux) or _specified_pages(linux)
     if status.resources.HasField("linux"):
@@ -145,15 +152,15 @@ def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
             pid=pid,
             hugepage_limits=pages,
         )
-    cpu = _get(linux, "resources", "cpu")
+    cpu = _nested_value(linux, "resources", "cpu")
     return RuntimeDetail(
         cgroups_path=cgroups_path,
-        cpu_shares=_number(_get(cpu, "shares")),
-        cpu_quota=_number(_get(cpu, "quota")),
-        cpu_period=_number(_get(cpu, "period")),
-        memory_limit=_number(_get(linux, "resources", "memory", "limit")),
-        cpuset_cpus=plausible(_text(_get(cpu, "cpus"))),
-        cpuset_mems=plausible(_text(_get(cpu, "mems"))),
+        cpu_shares=_number(_nested_value(cpu, "shares")),
+        cpu_quota=_number(_nested_value(cpu, "quota")),
+        cpu_period=_number(_nested_value(cpu, "period")),
+        memory_limit=_number(_nested_value(linux, "resources", "memory", "limit")),
+        cpuset_cpus=plausible(_text(_nested_value(cpu, "cpus"))),
+        cpuset_mems=plausible(_text(_nested_value(cpu, "mems"))),
         pid=pid,
         hugepage_limits=pages,
     )
@@ -171,9 +178,11 @@ def _reported_pages(resources: pb.ResourceFacts) -> tuple[tuple[str, int], ...]:
 
 def _specified_pages(linux: object) -> tuple[tuple[str, int], ...]:
     """Return the limits on huge pages in the OCI specification; values of other types are left out."""
-    entries = _get(linux, "resources", "hugepageLimits")
+    entries = _nested_value(linux, "resources", "hugepageLimits")
     known = entries[:SIZES_LIMIT] if isinstance(entries, list) else ()
-    limits = [(_text(_get(each, "pageSize")), _number(_get(each, "limit"))) for each in known]
+    limits = [
+        (_text(_nested_value(each, "pageSize")), _number(_nested_value(each, "limit"))) for each in known
+    ]
     return tuple((size, limit) for size, limit in limits if size and limit > 0)
 
 
@@ -190,7 +199,7 @@ def _document(answer: pb.DetailFacts) -> object:
         return None
 
 
-def _get(value: object, *keys: str) -> object:
+def _nested_value(value: object, *keys: str) -> object:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
@@ -214,7 +223,8 @@ class GrpcRuntime:
 
     Attributes:
         timeout: Returns the deadline of a call, in seconds; called from any thread.
-        unread: Called with a sentence about each entry of an answer that cannot be read, from any thread.
+        report_unread: Called with a sentence about each entry of an answer that cannot be read, from any
+            thread.
     """
 
     def __init__(self, path: str, timeout_s: float = 5.0) -> None:
@@ -229,7 +239,7 @@ class GrpcRuntime:
         self._service = _SERVICES[0]
         # A list of thousands of containers exceeds the default limit of 4 MiB.
         self._channel = GrpcChannel(self._path, -1, ("grpc.max_send_message_length", -1))
-        self.unread: Callable[[str], None] = lambda message: None
+        self.report_unread: Callable[[str], None] = lambda message: None
 
     def version(self) -> str:
         """Return the runtime's name and version; see ``proxy.executor.runtime_ports.Runtime``."""
@@ -251,25 +261,25 @@ class GrpcRuntime:
             return ""
         return "systemd" if answer.linux.cgroup_driver == pb.SYSTEMD else "cgroupfs"
 
-    def list_pods(self) -> Listed[RuntimePod]:
+    def list_pods(self) -> RuntimeList[RuntimePod]:
         """List all sandboxes; see ``proxy.executor.runtime_ports.Runtime``."""
         raw = self._call("list pods", "ListPodSandbox", pb.ListPodSandboxRequest())
-        return entries_of(raw, "sandbox", read_sandbox, self.unread)
+        return entries_of(raw, "sandbox", read_sandbox, self.report_unread)
 
-    def list_containers(self, container_id: str = "") -> Listed[RuntimeContainer]:
+    def list_containers(self, container_id: str = "") -> RuntimeList[RuntimeContainer]:
         """List all containers, or only the given one; see ``proxy.executor.runtime_ports.Runtime``."""
         request = pb.ListContainersRequest()
         if container_id:
             request.filter.id = container_id
         raw = self._call("list containers", "ListContainers", request)
-        listed = entries_of(raw, "container", read_container, self.unread)
+        listed = entries_of(raw, "container", read_container, self.report_unread)
         if not container_id:
             return listed
-        if listed.unread & {container_id, ""}:
+        if listed.unread_ids & {container_id, ""}:
             message = f"cannot list container {container_id} at {self._path}: its entry cannot be decoded"
             raise RuntimeCallError(message, GrpcStatus.INTERNAL)
         # The CRI allows a runtime to match ids by prefix.
-        return Listed(item for item in listed if item.id == container_id)
+        return RuntimeList(item for item in listed if item.id == container_id)
 
     def detail(self, container_id: str) -> RuntimeDetail:
         """Read one container's verbose status; see ``proxy.executor.runtime_ports.Runtime``."""
@@ -328,7 +338,7 @@ class GrpcRuntime:
             return answer.FromString(raw)
         except DecodeError as error:
             message = f"cannot {action} at {self._path}: {error}"
-            self.unread(message)
+            self.report_unread(message)
             raise RuntimeCallError(message, GrpcStatus.INTERNAL) from None
 
     def _call(self, action: str, method: str, request: Message) -> bytes:

@@ -27,7 +27,7 @@ from proxy.api.containerd import containerd_events_pb2 as pb
 from proxy.backends.runtime.client import call_error
 from proxy.executor.runtime_ports import RuntimeEvent
 from proxy.model.errors import UnavailableError
-from proxy.wire.grpc_channel import ONE_THREAD, GrpcChannel
+from proxy.wire.grpc_channel import SINGLE_THREADED_STREAM, GrpcChannel
 
 if TYPE_CHECKING:
     import grpc
@@ -44,11 +44,12 @@ _VERSION = "/containerd.services.version.v1.Version/Version"
 
 
 class ContainerdEvents:
-    """Implements ``proxy.executor.runtime_ports.Events``.
+    """Implements ``proxy.executor.runtime_ports.RuntimeEventStream``.
 
     Attributes:
         timeout: Returns the deadline of a call, in seconds; called from any thread.
-        unread: Called with a sentence about each event that cannot be decoded, from the thread that listens.
+        report_unread: Called with a sentence about each event that cannot be decoded, from the thread that
+            listens.
     """
 
     def __init__(self, path: str, timeout_s: float = 5.0) -> None:
@@ -60,11 +61,11 @@ class ContainerdEvents:
         """
         self._path = path.removeprefix("unix://")
         self.timeout: Callable[[], float] = lambda: timeout_s
-        self._channel = GrpcChannel(self._path, MESSAGE_LIMIT, ONE_THREAD)
-        self.unread: Callable[[str], None] = lambda message: None
+        self._channel = GrpcChannel(self._path, MESSAGE_LIMIT, SINGLE_THREADED_STREAM)
+        self.report_unread: Callable[[str], None] = lambda message: None
 
     def listen(self) -> Iterator[RuntimeEvent]:
-        """Subscribe; see ``proxy.executor.runtime_ports.Events``."""
+        """Subscribe; see ``proxy.executor.runtime_ports.RuntimeEventStream``."""
         import grpc
 
         try:
@@ -99,7 +100,7 @@ class ContainerdEvents:
                 try:
                     event = _decoded(message)
                 except DecodeError as error:
-                    self.unread(f"cannot read an event of the runtime: {error}")
+                    self.report_unread(f"cannot read an event of the runtime: {error}")
                     continue
                 if event is not None:
                     yield event

@@ -25,9 +25,9 @@ from jeepney.low_level import HeaderFields, Message, MessageType, calc_msg_size
 
 from proxy.model.errors import CgroupError, UnavailableError
 
-_HEAD = 16
+_HEADER_BYTES = 16
 """The first bytes of a message, which contain its length."""
-_LIMIT = 4 << 20
+_MESSAGE_LIMIT_BYTES = 4 << 20
 """The most bytes of a message; the messages that are used here have a few hundred."""
 _SIGNAL = 4
 _NO_SUCH_UNIT = (
@@ -50,14 +50,14 @@ _UNREACHABLE_ERRORS = (
 class _Waiter:
     """A call that waits for its answer."""
 
-    __slots__ = ("answer", "over")
+    __slots__ = ("answer", "done")
 
     def __init__(self) -> None:
-        self.over = threading.Event()
+        self.done = threading.Event()
         self.answer: Message | None = None
 
 
-class Connection:
+class DbusConnection:
     """One connection; it cannot be used again after it has ended."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
@@ -82,7 +82,7 @@ class Connection:
                 unless_connected.callback(self._socket.close)
                 self._socket.settimeout(timeout_s)
                 self._socket.connect(path)
-                self._introduce()
+                self._authenticate()
                 unless_connected.pop_all()
         except (OSError, AuthenticationError) as error:
             raise UnavailableError(f"cannot connect to {path}: {_cause(error)}") from None
@@ -92,7 +92,7 @@ class Connection:
         limit = struct.pack("ll", int(whole), int(rest * 1e6) or int(not whole))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
-    def _introduce(self) -> None:
+    def _authenticate(self) -> None:
         self._socket.sendall(b"\0")
         authenticator = Authenticator(inc_null_byte=False)
         for line in authenticator:
@@ -120,9 +120,9 @@ class Connection:
                 self._socket.sendall(message.serialise(serial))
             except OSError as error:  # a part may have been sent: no message can follow
                 del self._waiting[serial]
-                self._shut()
+                self._shut_down()
                 raise UnavailableError(f"cannot call {self.path}: {_cause(error)}") from None
-        answered = waiter.over.wait(self._timeout_s)
+        answered = waiter.done.wait(self._timeout_s)
         with self._lock:
             self._waiting.pop(serial, None)
         if waiter.answer is None:
@@ -130,7 +130,7 @@ class Connection:
             raise UnavailableError(f"cannot call {self.path}: {cause}")
         return _body(message, waiter.answer)
 
-    def read(self, signal: bytes) -> Iterator[Message]:
+    def read_signals(self, signal: bytes) -> Iterator[Message]:
         """Read until the connection ends, answer waiting calls, and yield some signals.
 
         Args:
@@ -148,7 +148,7 @@ class Connection:
                         waiter = self._waiting.get(message.header.fields.get(HeaderFields.reply_serial, -1))
                     if waiter is not None:
                         waiter.answer = message
-                        waiter.over.set()
+                        waiter.done.set()
         except (OSError, ValueError, KeyError, IndexError, TypeError, struct.error):
             pass  # the connection has ended, or the peer does not speak D-Bus
         finally:
@@ -156,16 +156,16 @@ class Connection:
 
     @staticmethod
     def _next(read: Callable[[int], bytes]) -> bytes | None:
-        head = read(_HEAD)
-        if len(head) < _HEAD:
+        head = read(_HEADER_BYTES)
+        if len(head) < _HEADER_BYTES:
             return None
         size = calc_msg_size(head)
-        if size > _LIMIT:
+        if size > _MESSAGE_LIMIT_BYTES:
             return None
-        rest = read(size - _HEAD)
-        return head + rest if len(rest) == size - _HEAD else None
+        rest = read(size - _HEADER_BYTES)
+        return head + rest if len(rest) == size - _HEADER_BYTES else None
 
-    def _shut(self) -> None:
+    def _shut_down(self) -> None:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -176,10 +176,10 @@ class Connection:
                 return
             self._closed = True
             waiting, self._waiting = list(self._waiting.values()), {}
-        self._shut()
+        self._shut_down()
         self._socket.close()
         for waiter in waiting:
-            waiter.over.set()
+            waiter.done.set()
 
 
 def _body(request: Message, answer: Message) -> tuple[Any, ...]:

@@ -24,15 +24,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.executor.systemd.ports import UnitEvents, UnitSets
+from proxy.executor.systemd.ports import SystemdEvent, UnitSets
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import CgroupError, TopoproxyError, UnavailableError
 from proxy.model.idset import CpuSet, IdSet, Mask
 
 if TYPE_CHECKING:
-    from proxy.backends.systemd.dbus import Connection
+    from proxy.backends.systemd.dbus import DbusConnection
 
-PRIVATE, BUS = Path("run/systemd/private"), Path("run/dbus/system_bus_socket")
+PRIVATE_SOCKET, BUS_SOCKET = Path("run/systemd/private"), Path("run/dbus/system_bus_socket")
 _NAME, _PATH = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
 _MANAGER = "org.freedesktop.systemd1.Manager"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
@@ -42,13 +42,13 @@ _PAUSES = Backoff(0.1, 10.0, steady=1.0)
 _JOIN_S = 2.0
 
 
-def sockets(root: Path = Path("/")) -> list[str]:
+def systemd_sockets(root: Path = Path("/")) -> list[str]:
     """Return the sockets by which systemd can be reached, the best first."""
-    private = [PRIVATE] if os.geteuid() == 0 else []
-    return [str(root / path) for path in (*private, BUS) if (root / path).exists()]
+    private = [PRIVATE_SOCKET] if os.geteuid() == 0 else []
+    return [str(root / path) for path in (*private, BUS_SOCKET) if (root / path).exists()]
 
 
-def to_bytes(ids: IdSet) -> bytes:
+def mask_bytes(ids: IdSet) -> bytes:
     """Return a set in systemd's format; no bytes for the empty set."""
     return ids.bits.to_bytes((ids.bits.bit_length() + 7) // 8, "little")
 
@@ -65,7 +65,9 @@ def object_path(unit: str) -> str:
 class SystemdUnits:
     """Implements ``proxy.executor.systemd.ports.Units``."""
 
-    def __init__(self, addresses: Callable[[], Sequence[str]] = sockets, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, addresses: Callable[[], Sequence[str]] = systemd_sockets, timeout_s: float = 10.0
+    ) -> None:
         """Store the address of systemd; nothing is dialled before ``watch``.
 
         Args:
@@ -76,8 +78,8 @@ class SystemdUnits:
         self._timeout_s = timeout_s
         self._closing = threading.Event()
         self._ready = threading.Condition()
-        self._connection: Connection | None = None
-        self._why = "it is not connected yet"
+        self._connection: DbusConnection | None = None
+        self._disconnected_because = "it is not connected yet"
         self._thread: threading.Thread | None = None
 
     # -- calls --------------------------------------------------------------------------------------------
@@ -104,7 +106,7 @@ class SystemdUnits:
     def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
         """Set the configured CPUs and memory nodes of a unit; see ``Units``."""
         pairs = (("AllowedCPUs", cpus), ("AllowedMemoryNodes", mems))
-        values = [(name, ("ay", to_bytes(ids))) for name, ids in pairs if ids is not None]
+        values = [(name, ("ay", mask_bytes(ids))) for name, ids in pairs if ids is not None]
         self._call(_PATH, _MANAGER, "SetUnitProperties", "sba(sv)", (unit, True, values))
         self._property(unit, "AllowedCPUs")  # waits for the files, see the docstring of this module
 
@@ -114,22 +116,24 @@ class SystemdUnits:
         address = DBusAddress(path, _NAME, interface)
         return self._connected().call(new_method_call(address, method, signature, body))
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> DbusConnection:
         with self._ready:
             self._ready.wait_for(lambda: self._connection or self._closing.is_set(), self._timeout_s)
             if self._connection is None:
-                raise UnavailableError(f"cannot query systemd: {self._why}")
+                raise UnavailableError(f"cannot query systemd: {self._disconnected_because}")
             return self._connection
 
     # -- the connection -----------------------------------------------------------------------------------
 
-    def watch(self, on_event: Callable[[UnitEvents], None]) -> None:
+    def watch(self, on_event: Callable[[SystemdEvent], None]) -> None:
         """Connect, and listen; see ``Units``."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._stay, args=(on_event,), name="systemd", daemon=True)
+            self._thread = threading.Thread(
+                target=self._stay_connected, args=(on_event,), name="systemd", daemon=True
+            )
             self._thread.start()
 
-    def _stay(self, on_event: Callable[[UnitEvents], None]) -> None:
+    def _stay_connected(self, on_event: Callable[[SystemdEvent], None]) -> None:
         """Stay connected until ``close``; runs in the thread."""
         pauses = RetryDelays(_PAUSES)
         while not self._closing.is_set():
@@ -140,41 +144,43 @@ class SystemdUnits:
                     self._listen(connection, on_event)
                     lasted = time.monotonic() - started
             except TopoproxyError as error:
-                self._why = str(error)
+                self._disconnected_because = str(error)
             except Exception as error:  # noqa: BLE001  whatever the error, the thread must connect again
-                self._why = f"{type(error).__name__}: {error}"
+                self._disconnected_because = f"{type(error).__name__}: {error}"
             self._closing.wait(pauses.next(lasted))
 
-    def _dial(self) -> Connection:
-        from proxy.backends.systemd.dbus import Connection
+    def _dial(self) -> DbusConnection:
+        from proxy.backends.systemd.dbus import DbusConnection
 
         failure = UnavailableError("cannot connect to systemd: it has no socket here")
         for path in self._addresses():
             try:
-                return Connection(path, self._timeout_s)
+                return DbusConnection(path, self._timeout_s)
             except UnavailableError as error:
                 failure = error
         raise failure
 
-    def _listen(self, connection: Connection, on_event: Callable[[UnitEvents], None]) -> None:
-        bus = connection.path.endswith(BUS.name)
+    def _listen(self, connection: DbusConnection, on_event: Callable[[SystemdEvent], None]) -> None:
+        bus = connection.path.endswith(BUS_SOCKET.name)
         subscriber = threading.Thread(target=self._subscribe, args=(connection, on_event, bus), daemon=True)
         subscriber.start()  # its calls are answered in this thread
         try:
-            for message in connection.read(b"Reloading"):
+            for message in connection.read_signals(b"Reloading"):
                 if message.body == (False,):
-                    on_event(UnitEvents.RELOADED)
+                    on_event(SystemdEvent.RELOADED)
         finally:
             connection.close()  # ends the subscriber's calls; it may still report the connection
             subscriber.join()
             with self._ready:
                 was, self._connection = self._connection, None
                 if was is not None:  # if None, the subscriber has stored why it failed
-                    self._why = "the connection has ended"
+                    self._disconnected_because = "the connection has ended"
             if was is not None and not self._closing.is_set():
-                on_event(UnitEvents.LOST)
+                on_event(SystemdEvent.LOST)
 
-    def _subscribe(self, connection: Connection, on_event: Callable[[UnitEvents], None], bus: bool) -> None:
+    def _subscribe(
+        self, connection: DbusConnection, on_event: Callable[[SystemdEvent], None], bus: bool
+    ) -> None:
         """Subscribe to signals, and allow calls."""
         from jeepney.wrappers import DBusAddress, new_method_call
 
@@ -186,7 +192,7 @@ class SystemdUnits:
                 manager = DBusAddress(_PATH, _NAME, _MANAGER)
                 connection.call(new_method_call(manager, "Subscribe"))
         except TopoproxyError as error:
-            self._why = str(error)
+            self._disconnected_because = str(error)
             connection.close()
             return
         with self._ready:
@@ -195,7 +201,7 @@ class SystemdUnits:
                 return
             self._connection = connection
             self._ready.notify_all()
-        on_event(UnitEvents.CONNECTED)
+        on_event(SystemdEvent.CONNECTED)
 
     def close(self) -> None:
         """Disconnect permanently."""

@@ -18,7 +18,7 @@ class UnitSets(Struct, frozen=True):
     mems: Mask
 
 
-class UnitEvents(Enum):
+class SystemdEvent(Enum):
     """What systemd reports by itself."""
 
     CONNECTED = "connected"
@@ -50,7 +50,7 @@ class Units(Protocol):
             mems: ``AllowedMemoryNodes``; empty for none of its own.
         """
 
-    def watch(self, on_event: Callable[[UnitEvents], None]) -> None:
+    def watch(self, on_event: Callable[[SystemdEvent], None]) -> None:
         """Connect, and reconnect after each disconnection; ``on_event`` is called in a thread of its own."""
 
     def close(self) -> None:

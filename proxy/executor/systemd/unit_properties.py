@@ -39,7 +39,7 @@ from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.systemd.fencing import Fencing
-from proxy.executor.systemd.ports import Fences, UnitEvents, Units, UnitSets
+from proxy.executor.systemd.ports import Fences, SystemdEvent, Units, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase
@@ -116,17 +116,17 @@ class UnitProperties:
             self._is_watching = True
             self.units.watch(self._unit_event)
 
-    def _unit_event(self, event: UnitEvents) -> None:
+    def _unit_event(self, event: SystemdEvent) -> None:
         """Pass a notification on to the event loop; called in a thread of ``units``."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._process_unit_event, event)
 
-    def _process_unit_event(self, event: UnitEvents) -> None:
+    def _process_unit_event(self, event: SystemdEvent) -> None:
         context = self._context
-        if event is UnitEvents.LOST:
+        if event is SystemdEvent.LOST:
             self.connected = False
             return
-        if event is UnitEvents.CONNECTED:
+        if event is SystemdEvent.CONNECTED:
             context.telemetry.count(metrics.SYSTEMD_CONNECTIONS)
             self.connected = True
             self.changed(context.state.containers)

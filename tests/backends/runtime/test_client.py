@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.runtime.client import GrpcRuntime, entries_of, parse_detail, read_container, read_sandbox
-from proxy.executor.runtime_ports import SOURCE, RuntimeContainer, RuntimeDetail
+from proxy.executor.runtime_ports import CONFIG_SOURCE, RuntimeContainer, RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.pools.annotations import RESOURCE_STATUS
@@ -153,7 +153,7 @@ def test_lists_carry_states_labels_and_the_annotations_that_count(
         id="p1",
         state=pb.SANDBOX_READY,
         labels={QOS_LABEL: "LS", "a": "b"},
-        annotations={RESOURCE_STATUS: "{}", SOURCE: "file", "c": "d"},
+        annotations={RESOURCE_STATUS: "{}", CONFIG_SOURCE: "file", "c": "d"},
     )
     pod.metadata.CopyFrom(pb.PodSandboxMetadata(name="web", namespace="shop", uid="u1", attempt=2))
     pods.items.add(id="p2", state=pb.SANDBOX_NOTREADY)
@@ -163,7 +163,7 @@ def test_lists_carry_states_labels_and_the_annotations_that_count(
     assert (first.ready, second.ready) == (True, False)
     assert (first.labels, first.annotations) == (
         {QOS_LABEL: "LS", "a": "b"},
-        {RESOURCE_STATUS: "{}", SOURCE: "file"},
+        {RESOURCE_STATUS: "{}", CONFIG_SOURCE: "file"},
     )
 
     containers = pb.ListContainersResponse()
@@ -360,7 +360,7 @@ def test_one_entry_costs_only_itself(entry: bytes, unread: set[str], message: st
     reported: list[str] = []
     raw = field(1, entry) + field(1, GOOD) + field(1, entry)
     found = entries_of(raw, "container", read_container, reported.append)
-    assert (list(found), found.unread) == ([ENTRY], unread)
+    assert (list(found), found.unread_ids) == ([ENTRY], unread)
     assert len(reported) == 2
     assert all(each.startswith(message) for each in reported)
 

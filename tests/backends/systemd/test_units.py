@@ -16,9 +16,9 @@ import pytest
 from jeepney.low_level import HeaderFields, Message, Parser
 from jeepney.wrappers import DBusAddress, new_error, new_method_return, new_signal
 
-from proxy.backends.systemd.dbus import Connection
-from proxy.backends.systemd.units import SystemdUnits, object_path, sockets, to_bytes
-from proxy.executor.systemd.ports import UnitEvents, UnitSets
+from proxy.backends.systemd.dbus import DbusConnection
+from proxy.backends.systemd.units import SystemdUnits, mask_bytes, object_path, systemd_sockets
+from proxy.executor.systemd.ports import SystemdEvent, UnitSets
 from proxy.model.backoff import Backoff
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -132,12 +132,12 @@ def systemd(address: Path) -> Iterator[PlayedSystemd]:
 
 
 @pytest.fixture
-def reloads() -> list[UnitEvents]:
+def reloads() -> list[SystemdEvent]:
     return []
 
 
 @pytest.fixture
-def units(systemd: PlayedSystemd, address: Path, reloads: list[UnitEvents]) -> Iterator[SystemdUnits]:
+def units(systemd: PlayedSystemd, address: Path, reloads: list[SystemdEvent]) -> Iterator[SystemdUnits]:
     made = SystemdUnits(lambda: [str(address)], LONG_S)
     made.watch(reloads.append)
     yield made
@@ -145,8 +145,8 @@ def units(systemd: PlayedSystemd, address: Path, reloads: list[UnitEvents]) -> I
 
 
 def test_masks_are_little_endian() -> None:
-    assert to_bytes(CpuSet.parse("0-1,20-23")) == b"\x03\x00\xf0"
-    assert to_bytes(CpuSet()) == b""
+    assert mask_bytes(CpuSet.parse("0-1,20-23")) == b"\x03\x00\xf0"
+    assert mask_bytes(CpuSet()) == b""
 
 
 def test_paths_of_units_are_escaped() -> None:
@@ -201,48 +201,48 @@ def test_a_unit_that_is_not_there(units: SystemdUnits) -> None:
 
 
 def test_reloads_are_reported_when_they_are_over(
-    systemd: PlayedSystemd, units: SystemdUnits, reloads: list[UnitEvents]
+    systemd: PlayedSystemd, units: SystemdUnits, reloads: list[SystemdEvent]
 ) -> None:
-    wait_until(lambda: reloads == [UnitEvents.CONNECTED])
+    wait_until(lambda: reloads == [SystemdEvent.CONNECTED])
     systemd.send("UnitNew", "so", ("a.scope", "/a"))
     systemd.send("Reloading", "b", (True,))
     systemd.send("Reloading", "b", (False,))
-    wait_until(lambda: UnitEvents.RELOADED in reloads)
+    wait_until(lambda: SystemdEvent.RELOADED in reloads)
     assert units.read(SCOPE).cpus == CpuSet()
-    assert reloads == [UnitEvents.CONNECTED, UnitEvents.RELOADED]
+    assert reloads == [SystemdEvent.CONNECTED, SystemdEvent.RELOADED]
 
 
 def test_the_client_reconnects(
-    systemd: PlayedSystemd, units: SystemdUnits, reloads: list[UnitEvents]
+    systemd: PlayedSystemd, units: SystemdUnits, reloads: list[SystemdEvent]
 ) -> None:
-    wait_until(lambda: reloads == [UnitEvents.CONNECTED])
+    wait_until(lambda: reloads == [SystemdEvent.CONNECTED])
     systemd.end()
-    wait_until(lambda: reloads == [UnitEvents.CONNECTED, UnitEvents.LOST, UnitEvents.CONNECTED])
+    wait_until(lambda: reloads == [SystemdEvent.CONNECTED, SystemdEvent.LOST, SystemdEvent.CONNECTED])
     assert units.read(SCOPE).cpus == CpuSet()
 
 
 def test_invalid_bytes_end_only_the_connection(
-    systemd: PlayedSystemd, units: SystemdUnits, reloads: list[UnitEvents]
+    systemd: PlayedSystemd, units: SystemdUnits, reloads: list[SystemdEvent]
 ) -> None:
-    wait_until(lambda: reloads == [UnitEvents.CONNECTED])
+    wait_until(lambda: reloads == [SystemdEvent.CONNECTED])
     systemd.connections[0].sendall(b"l\x02" + bytes(14) + b"no D-Bus" * 9)
-    wait_until(lambda: reloads[1:] == [UnitEvents.LOST, UnitEvents.CONNECTED])
+    wait_until(lambda: reloads[1:] == [SystemdEvent.LOST, SystemdEvent.CONNECTED])
     assert units.read(SCOPE).cpus == CpuSet()
 
 
 def test_a_message_that_is_too_long_is_refused(
-    systemd: PlayedSystemd, units: SystemdUnits, reloads: list[UnitEvents]
+    systemd: PlayedSystemd, units: SystemdUnits, reloads: list[SystemdEvent]
 ) -> None:
-    wait_until(lambda: reloads == [UnitEvents.CONNECTED])
+    wait_until(lambda: reloads == [SystemdEvent.CONNECTED])
     systemd.connections[0].sendall(b"l\x04\x01\x01" + b"\xff\xff\xff\x0f" + bytes(8))
-    wait_until(lambda: UnitEvents.LOST in reloads)
+    wait_until(lambda: SystemdEvent.LOST in reloads)
 
 
 def test_a_systemd_that_does_not_answer_is_reported(systemd: PlayedSystemd, address: Path) -> None:
     units = SystemdUnits(lambda: [str(address)], 0.3)
     with pytest.raises(UnavailableError, match="not connected yet"):
         units.read(SCOPE)
-    received: list[UnitEvents] = []
+    received: list[SystemdEvent] = []
     units.watch(received.append)
     wait_until(lambda: received)
     systemd.silent = True
@@ -277,7 +277,7 @@ def test_a_connection_that_is_closed_at_once_is_retried_ever_more_rarely(
 
     monkeypatch.setattr(units._closing, "wait", wait)
     monkeypatch.setattr("proxy.backends.systemd.units._PAUSES", Backoff(0.1, 10.0, steady=LONG_S))
-    units.watch(lambda reloads: systemd.end() if reloads is UnitEvents.CONNECTED else None)
+    units.watch(lambda reloads: systemd.end() if reloads is SystemdEvent.CONNECTED else None)
     wait_until(lambda: len(pauses) > 9)
     units.close()
     assert pauses[:9] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
@@ -287,10 +287,10 @@ def test_a_connection_that_ends_while_it_is_reported_is_reported_as_lost(
     systemd: PlayedSystemd, address: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """systemd hangs up at once beyond its number of connections; the subscriber may notice that late."""
-    received: list[UnitEvents] = []
+    received: list[SystemdEvent] = []
     subscribe = SystemdUnits._subscribe
 
-    def subscribe_late(units: SystemdUnits, connection: Connection, *rest: Any) -> None:
+    def subscribe_late(units: SystemdUnits, connection: DbusConnection, *rest: Any) -> None:
         systemd.end()
         wait_until(lambda: connection._closed)
         # The reader must wait for this function: nothing shows that it does, only that it does not go on.
@@ -302,7 +302,7 @@ def test_a_connection_that_ends_while_it_is_reported_is_reported_as_lost(
     units.watch(received.append)
     wait_until(lambda: len(received) > 3)
     units.close()
-    assert received[:4] == [UnitEvents.CONNECTED, UnitEvents.LOST] * 2
+    assert received[:4] == [SystemdEvent.CONNECTED, SystemdEvent.LOST] * 2
 
 
 def test_the_client_connects_once_there_is_a_descriptor_again(
@@ -317,7 +317,7 @@ def test_the_client_connects_once_there_is_a_descriptor_again(
 
     monkeypatch.setattr(socket, "socket", limited)
     with pytest.raises(UnavailableError, match=r"cannot connect to .*private: Too many open files"):
-        Connection(str(address), LONG_S)
+        DbusConnection(str(address), LONG_S)
     failures.append(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     units = SystemdUnits(lambda: [str(address)], LONG_S)
     units.watch(lambda _: None)
@@ -330,7 +330,7 @@ def test_the_client_reconnects_after_an_internal_error(
     systemd: PlayedSystemd, address: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.backends.systemd.units._PAUSES", Backoff(0.1, 0.1))
-    received: list[UnitEvents] = []
+    received: list[SystemdEvent] = []
     failures = [RuntimeError("can't start new thread")]
 
     def addresses() -> list[str]:
@@ -338,17 +338,17 @@ def test_the_client_reconnects_after_an_internal_error(
             raise failures.pop()
         return [str(address)]
 
-    def fail_at_reloads(event: UnitEvents) -> None:
+    def fail_at_reloads(event: SystemdEvent) -> None:
         received.append(event)
-        if event is UnitEvents.RELOADED:
+        if event is SystemdEvent.RELOADED:
             raise ValueError("an internal error")
 
     units = SystemdUnits(addresses, LONG_S)
     units.watch(fail_at_reloads)
-    wait_until(lambda: "can't start new thread" in units._why)
-    wait_until(lambda: received == [UnitEvents.CONNECTED])
+    wait_until(lambda: "can't start new thread" in units._disconnected_because)
+    wait_until(lambda: received == [SystemdEvent.CONNECTED])
     systemd.send("Reloading", "b", (False,))
-    wait_until(lambda: received[2:] == [UnitEvents.LOST, UnitEvents.CONNECTED])
+    wait_until(lambda: received[2:] == [SystemdEvent.LOST, SystemdEvent.CONNECTED])
     assert units.read(SCOPE).cpus == CpuSet()
     units.close()
 
@@ -380,7 +380,7 @@ def test_a_bus_that_does_not_answer_is_reported_with_its_cause(
     played.silent = True
     units = SystemdUnits(lambda: [str(path)], 1.0)
     units.watch(lambda _: None)
-    wait_until(lambda: "no answer" in units._why)
+    wait_until(lambda: "no answer" in units._disconnected_because)
     with pytest.raises(UnavailableError, match=r"cannot query systemd: .*no answer within 1 s"):
         units.read(SCOPE)
     units.close()
@@ -392,10 +392,10 @@ def test_the_socket_depends_on_the_user(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    private, bus = sockets(tmp_path)
+    private, bus = systemd_sockets(tmp_path)
     assert private.endswith("private")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert sockets(tmp_path) == [bus]
+    assert systemd_sockets(tmp_path) == [bus]
 
 
 def test_calls_of_many_threads(systemd: PlayedSystemd, units: SystemdUnits) -> None:

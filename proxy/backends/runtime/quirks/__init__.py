@@ -14,14 +14,14 @@ from proxy.executor.runtime_ports import RuntimeQuirks
 
 SCOPE_PREFIXES = (containerd.SCOPE_PREFIX, crio.SCOPE_PREFIX, "docker")
 """Prefixes that containerd, CRI-O and cri-dockerd give to the systemd scopes of containers."""
-NOT_CONTAINERS = (crio.MONITOR_GROUP, "libpod-conmon-")
+MONITOR_PREFIXES = (crio.MONITOR_GROUP, "libpod-conmon-")
 """Prefixes of groups that are named by a container's id but contain no container; the last is podman's."""
 
 QUIRKS = RuntimeQuirks(
     has_monitors=crio.is_group_of_crio,
     monitor=crio.monitor,
-    is_left_behind=crio.is_left_behind,
+    may_lose_controllers=crio.may_lose_controllers,
     is_made_by_create=crio.is_group_of_crio,
-    mask_as_sent=runc.reversed_mask,
+    mask_as_sent=runc.byte_reversed_mask,
 )
 """The quirks that the executor must know."""

@@ -41,6 +41,6 @@ def monitor(container_id: str) -> str:
     return _MONITOR + container_id
 
 
-def is_left_behind(path: str) -> bool:
+def may_lose_controllers(path: str) -> bool:
     """Return whether a sandbox's group can be one that contains no process and loses its controllers."""
     return is_group_of_crio(path) and not path.endswith(".scope")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from proxy.model.idset import CpuSet
 
 
-def reversed_mask(cpus: CpuSet) -> CpuSet:
+def byte_reversed_mask(cpus: CpuSet) -> CpuSet:
     """Return the set that systemd reads if the bytes of the set's mask are in the reverse order."""
     size = (cpus.bits.bit_length() + 7) // 8
     return CpuSet.from_bits(int.from_bytes(cpus.bits.to_bytes(size, "little"), "big"))

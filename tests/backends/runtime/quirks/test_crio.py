@@ -22,7 +22,7 @@ from proxy.backends.runtime.quirks import QUIRKS, crio
 def test_a_sandbox_of_crio_is_recognized_by_its_group_name(
     group: str, is_crio: bool, left_behind: bool
 ) -> None:
-    assert (QUIRKS.has_monitors(group), QUIRKS.is_left_behind(group)) == (is_crio, left_behind)
+    assert (QUIRKS.has_monitors(group), QUIRKS.may_lose_controllers(group)) == (is_crio, left_behind)
 
 
 @pytest.mark.parametrize("driver", ["/kubepods/pod1", "kubepods-pod1.slice"])
