@@ -21,7 +21,7 @@ from proxy import __version__
 from proxy.admin.client import query_admin
 from proxy.atomic_write import write_file
 from proxy.backends.kubelet.small_file import read_small_file
-from proxy.backends.ledger.file_ledger import NAME
+from proxy.backends.ledger.file_ledger import LEDGER_FILE
 from proxy.backends.ledger.format import recover
 from proxy.bundle.redaction import Redactor
 from proxy.config import Config
@@ -223,7 +223,7 @@ def _decisions(settings: BundleSettings) -> dict[str, object]:
 
 
 def _ledger(config: Config) -> dict[str, object]:
-    path = config.state_dir / NAME
+    path = config.state_dir / LEDGER_FILE
     try:
         content = read_small_file(str(path), LEDGER_LIMIT)[0]
     except OSError as error:
@@ -329,7 +329,7 @@ def _paths(config: Config) -> Iterator[str]:
     for path in (*paths, config.sysfs_root, config.procfs_root, config.cgroup_root, config.hooks.directory):
         yield str(path)
     yield config.source
-    yield str(config.state_dir / NAME)
+    yield str(config.state_dir / LEDGER_FILE)
     yield sys.prefix
 
 

@@ -26,7 +26,7 @@ from proxy.backends.cgroup.cpuset import open_cgroups
 from proxy.backends.kubelet.cri_endpoint import kubelet_files, running_flags
 from proxy.backends.kubelet.small_file import read_small_file
 from proxy.backends.kubelet.unit_files import Span
-from proxy.backends.ledger.file_ledger import LEDGER_LIMIT_BYTES, NAME
+from proxy.backends.ledger.file_ledger import LEDGER_FILE, LEDGER_LIMIT_BYTES
 from proxy.backends.ledger.format import recover
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.config import Config, check_against
@@ -392,13 +392,13 @@ def _state(config: Config, machine: Machine | None) -> StateFacts:
     except OSError as error:
         return StateFacts(str(directory), f"cannot examine {directory}: {error.strerror}")
     unexamined = "the machine cannot be read, to which a ledger belongs" if machine is None else ""
-    if NAME not in names:
+    if LEDGER_FILE not in names:
         unexamined = "there is no ledger yet"
     elif machine is not None:
         try:
-            ledger = _ledger(directory / NAME, machine)
+            ledger = _ledger(directory / LEDGER_FILE, machine)
         except PermissionError as error:
-            unread = f"cannot read {directory / NAME}: {error.strerror}"
+            unread = f"cannot read {directory / LEDGER_FILE}: {error.strerror}"
     return StateFacts(
         str(directory),
         free_bytes=disk.f_bavail * disk.f_frsize,
@@ -406,7 +406,7 @@ def _state(config: Config, machine: Machine | None) -> StateFacts:
         ledger=ledger,
         unexamined=unexamined,
         unread=unread,
-        set_aside=tuple(name for name in names if name.startswith(f"{NAME}.bad-")),
+        set_aside=tuple(name for name in names if name.startswith(f"{LEDGER_FILE}.bad-")),
     )
 
 

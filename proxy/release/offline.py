@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from proxy.assembly import executor_of, suppression_of
 from proxy.backends.ledger import open_ledger
-from proxy.backends.ledger.file_ledger import NAME
+from proxy.backends.ledger.file_ledger import LEDGER_FILE
 from proxy.config.schema import BeSuppressConfig, Config
 from proxy.engine.suppression import SUPPRESSION_RECORD
 from proxy.logs import telemetry
@@ -74,7 +74,7 @@ def undo(config: Config) -> Page:
 
 def _has_ledger(config: Config) -> bool:
     try:
-        (config.state_dir / NAME).stat()
+        (config.state_dir / LEDGER_FILE).stat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from proxy.admin.client import query_admin
 from proxy.backends.kubelet.small_file import read_small_file
-from proxy.backends.ledger.file_ledger import LEDGER_LIMIT_BYTES, NAME
+from proxy.backends.ledger.file_ledger import LEDGER_FILE, LEDGER_LIMIT_BYTES
 from proxy.backends.ledger.format import recover
 from proxy.config import Config, override
 from proxy.config.hooks import HooksConfig
@@ -105,7 +105,7 @@ def _with_options(config: Config, running: Mapping[str, object]) -> tuple[Config
 
 
 def _ledger(config: Config) -> str | None:
-    path = config.state_dir / NAME
+    path = config.state_dir / LEDGER_FILE
     try:
         machine = read_machine(config.sysfs_root, config.procfs_root)
         refused = recover(read_small_file(str(path), LEDGER_LIMIT_BYTES)[0], machine.fingerprint).refused

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from proxy.backends.ledger.file_ledger import NAME
+from proxy.backends.ledger.file_ledger import LEDGER_FILE
 from proxy.backends.ledger.format import header
 from proxy.config.cluster_config import FILE_NAME
 from proxy.config.load import load, parse
@@ -195,7 +195,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[DoctoredNode], object]]] = {
         "fail",
         lambda node: node.write(f"proc/{os.getpid()}/limits", LIMITS.format(256)),
     ),
-    "damaged-before": ("ledger", "warn", lambda node: node.write(f"state/{NAME}.bad-1", "")),
+    "damaged-before": ("ledger", "warn", lambda node: node.write(f"state/{LEDGER_FILE}.bad-1", "")),
     "open-socket": ("socket-modes", "fail", lambda node: (node.directory / "cri.sock").chmod(0o666)),
     "no-clock": ("clock", "fail", lambda node: setattr(node, "now", 60.0)),
     "wrong-key": ("configuration", "fail", lambda node: setattr(node, "more", "mod: observe")),
@@ -260,12 +260,12 @@ def test_the_node_is_examined_without_the_daemon() -> None:
 
 def test_a_ledger_of_another_machine_is_named_before_the_daemon_starts() -> None:
     with temporary_node(DoctoredNode) as node:
-        node.write(f"state/{NAME}", "not a ledger\n")
+        node.write(f"state/{LEDGER_FILE}", "not a ledger\n")
         result, text = node.findings()["ledger"]
         assert (result, text.rpartition(": ")[2]) == ("fail", "its first line is damaged")
-        (node.directory / "state" / NAME).write_bytes(header("another"))
+        (node.directory / "state" / LEDGER_FILE).write_bytes(header("another"))
         assert "it belongs to another machine (another, this one is" in node.findings()["ledger"][1]
-        (node.directory / "state" / NAME).write_bytes(header(node.machine.fingerprint))
+        (node.directory / "state" / LEDGER_FILE).write_bytes(header(node.machine.fingerprint))
         assert "ledger" not in node.findings()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy.backends.ledger import open_ledger
-from proxy.backends.ledger.file_ledger import NAME
+from proxy.backends.ledger.file_ledger import LEDGER_FILE
 from proxy.model.errors import CannotCreateError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class SimulatedDisk:
     @property
     def size(self) -> int:
         """The length of the ledger's file."""
-        return (self.directory / NAME).stat().st_size
+        return (self.directory / LEDGER_FILE).stat().st_size
 
     def cut(self, before: int, part: float) -> bool:
         """Leave a part of the last line, as a crash in the middle of a write does.
@@ -49,7 +49,7 @@ class SimulatedDisk:
         after = self.size
         if after <= before:
             return False
-        os.truncate(self.directory / NAME, before + int(part * (after - before)))
+        os.truncate(self.directory / LEDGER_FILE, before + int(part * (after - before)))
         return True
 
     def remove(self) -> None:

@@ -37,15 +37,15 @@ from proxy.model.devices import AllocateAnswer
 from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry
 
-RECONNECT: Final = Backoff(0.2, 30.0, steady=60.0)
+RECONNECT_BACKOFF: Final = Backoff(0.2, 30.0, steady=60.0)
 """Seconds before a plugin whose list has ended is dialled again."""
-PROBE: Final = Backoff(1.0, 60.0, steady=300.0)
+PROBE_BACKOFF: Final = Backoff(1.0, 60.0, steady=300.0)
 """Seconds before an isolated plugin is queried again."""
-PREFER: Final = Backoff(10.0, 300.0)
+PREFERENCE_BACKOFF: Final = Backoff(10.0, 300.0)
 """Seconds for which a plugin that did not give a usable preference is not queried for one."""
-FAILURES: Final = 3
+FAILURES_LIMIT: Final = 3
 """This many calls in a row without a usable answer isolate a plugin."""
-PREFERENCE_S: Final = 2.0
+PREFERENCE_LIMIT_S: Final = 2.0
 """The longest deadline of a request for a preference."""
 PRE_START_S: Final = 30.0
 """The deadline of PreStartContainer (k8s.io/kubelet v0.36 pkg/apis/deviceplugin/v1beta1/constants.go)."""
@@ -111,8 +111,8 @@ class PluginEndpoint:
         self._failures = 0
         self._served_since = 0.0
         self._first_list = asyncio.Event()  # set even if there is no list: see ``reason``
-        self._probes = RetryDelays(PROBE)
-        self._preferences = RetryTimes[str](PREFER)
+        self._probes = RetryDelays(PROBE_BACKOFF)
+        self._preferences = RetryTimes[str](PREFERENCE_BACKOFF)
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
@@ -130,13 +130,13 @@ class PluginEndpoint:
 
     async def run(self) -> None:
         """Follow the devices of the plugin, until the task is cancelled."""
-        pauses, again = RetryDelays(RECONNECT), False
+        pauses, again = RetryDelays(RECONNECT_BACKOFF), False
         while True:
             began = self._loop.time()
             reason = await self._session(again=again)
             self._cancel_tasks()
             self._channel.close()
-            self._become(EndpointState.DOWN, reason)
+            self._set_state(EndpointState.DOWN, reason)
             await asyncio.sleep(pauses.next(self._loop.time() - began))
             again = True
 
@@ -161,33 +161,33 @@ class PluginEndpoint:
     async def _follow(self) -> str:
         feed = ListFeed()
         self._channel.watch(feed.put, feed.end)
-        late, counted = self._loop.call_later(self._timeout(), self._listed_late), 0
+        late, counted = self._loop.call_later(self._timeout(), self._list_is_late), 0
         try:
             while (content := await feed.next()) is not None:
                 late.cancel()
                 received = feed.received
                 self._telemetry.count(metrics.DEVICE_LISTS, received - counted)
                 counted = received
-                self._listed(await self._decoder.run(messages.read_devices, content))
-                await feed.rest(LIST_GAP_S)
+                self._list_arrived(await self._decoder.run(messages.read_devices, content))
+                await feed.pause(LIST_GAP_S)
             return feed.ended
         finally:
             late.cancel()
 
-    def _listed(self, devices: Mapping[str, RegisteredDevice]) -> None:
+    def _list_arrived(self, devices: Mapping[str, RegisteredDevice]) -> None:
         self.devices = devices
         if self.state is EndpointState.ISOLATED:
             self._changed(self)
         else:
             if self.state is not EndpointState.SERVING:
                 self._failures, self._served_since = 0, self._loop.time()
-            self._become(EndpointState.SERVING, "")
+            self._set_state(EndpointState.SERVING, "")
 
-    def _listed_late(self) -> None:
+    def _list_is_late(self) -> None:
         if self.state is EndpointState.CONNECTING:
-            self._become(self.state, f"it has listed no devices within {self._timeout():g} s")
+            self._set_state(self.state, f"it has listed no devices within {self._timeout():g} s")
 
-    def _become(self, state: EndpointState, reason: str) -> None:
+    def _set_state(self, state: EndpointState, reason: str) -> None:
         self.state, self.reason = state, reason
         self._first_list.set()
         self._changed(self)
@@ -207,7 +207,7 @@ class PluginEndpoint:
         if self.state is not EndpointState.SERVING or not self._preferences.due("", now):
             return ()
         request = messages.preference_request(available, must_include, size)
-        limit = min(self._timeout(), PREFERENCE_S)
+        limit = min(self._timeout(), PREFERENCE_LIMIT_S)
         try:
             content = await self._call("GetPreferredAllocation", request, limit)
             preference = messages.read_preference(content, available, size)
@@ -227,7 +227,7 @@ class PluginEndpoint:
             PluginCallError, PluginAnswerError: There is no usable answer.
         """
         request = messages.allocate_request(ids)
-        return await self._served("Allocate", request, self._timeout(), messages.read_allocation)
+        return await self._call_when_serving("Allocate", request, self._timeout(), messages.read_allocation)
 
     async def pre_start(self, ids: tuple[str, ...]) -> None:
         """Make the plugin prepare devices for a container.
@@ -236,9 +236,11 @@ class PluginEndpoint:
             PluginCallError, PluginAnswerError: There is no usable answer.
         """
         request = messages.pre_start_request(ids)
-        await self._served("PreStartContainer", request, PRE_START_S, lambda content: None)
+        await self._call_when_serving("PreStartContainer", request, PRE_START_S, lambda content: None)
 
-    async def _served(self, method: str, request: bytes, limit: float, read: Callable[[bytes], T]) -> T:
+    async def _call_when_serving(
+        self, method: str, request: bytes, limit: float, read: Callable[[bytes], T]
+    ) -> T:
         # This endpoint may have replaced an earlier one, whose devices are still assigned before the first
         # list.
         await self._first_list.wait()
@@ -266,10 +268,12 @@ class PluginEndpoint:
             raise
 
     def _isolate_if_due(self, reason: str) -> None:
-        if self._closed or self.state is not EndpointState.SERVING or self._failures < FAILURES:
+        if self._closed or self.state is not EndpointState.SERVING or self._failures < FAILURES_LIMIT:
             return
         self._telemetry.count(metrics.DEVICE_PLUGINS_ISOLATED)
-        self._become(EndpointState.ISOLATED, f"{FAILURES} calls in a row had no usable answer ({reason})")
+        self._set_state(
+            EndpointState.ISOLATED, f"{FAILURES_LIMIT} calls in a row had no usable answer ({reason})"
+        )
         self._tasks.append(self._loop.create_task(self._probe()))
 
     async def _probe(self) -> None:
@@ -284,7 +288,7 @@ class PluginEndpoint:
                 continue
             break
         self._failures, self._served_since = 0, self._loop.time()
-        self._become(EndpointState.SERVING, "")
+        self._set_state(EndpointState.SERVING, "")
 
 
 class ListFeed:
@@ -333,7 +337,7 @@ class ListFeed:
             await self._awake.wait()
         return None
 
-    async def rest(self, seconds: float) -> None:
+    async def pause(self, seconds: float) -> None:
         """Let messages replace each other for a while; return early if the stream ends."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

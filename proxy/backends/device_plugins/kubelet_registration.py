@@ -19,7 +19,7 @@ from proxy.backends.kubelet.channel import UnixChannel
 from proxy.backends.kubelet.settings import KubeletError
 
 SOCKET_NAME: Final = "kubelet.sock"
-REGISTER: Final = "/v1beta1.Registration/Register"
+REGISTER_METHOD: Final = "/v1beta1.Registration/Register"
 CALL_S: Final = 25.0
 """Deadline of a registration at kubelet, which dials the plugin for 10 s and then waits for its options."""
 
@@ -54,30 +54,30 @@ class KubeletRegistration:
         except OSError as error:
             message = f"cannot make the link {link} to a device plugin: {error.strerror or error}"
             raise KubeletError(message) from error
-        self._channel.call("register a device plugin", REGISTER, request, pb.Empty)
+        self._channel.call("register a device plugin", REGISTER_METHOD, request, pb.Empty)
 
     def _link(self, link: Path, path: Path) -> None:
-        if link.is_symlink() and (self._is_ours(link) or not link.exists()):
+        if link.is_symlink() and (self._is_topoproxy_link(link) or not link.exists()):
             if link.readlink() == path:
                 return
             link.unlink()
         link.symlink_to(path)
 
-    def _is_ours(self, link: Path) -> bool:
+    def _is_topoproxy_link(self, link: Path) -> bool:
         with contextlib.suppress(OSError):
             return link.readlink().parent == self._links
         return False
 
-    def clean(self) -> None:
+    def remove_links(self) -> None:
         """Remove the links of an earlier run."""
         with contextlib.suppress(
             OSError
         ):  # kubelet may not have been started yet, or has its directory elsewhere
             for entry in self._directory.iterdir():
-                if entry.is_symlink() and self._is_ours(entry):
+                if entry.is_symlink() and self._is_topoproxy_link(entry):
                     entry.unlink(missing_ok=True)
 
-    def identity(self) -> tuple[int, int, int] | None:
+    def socket_identity(self) -> tuple[int, int, int] | None:
         """Return a value that changes when kubelet restarts and makes a new socket; None without a socket."""
         try:
             status = os.lstat(self._directory / SOCKET_NAME)

@@ -74,7 +74,7 @@ def read_options(content: bytes) -> tuple[bool, bool]:
     Raises:
         PluginAnswerError: The answer is too large, or cannot be decoded.
     """
-    _bounded(content, ANSWER_LIMIT)
+    _check_size(content, ANSWER_LIMIT)
     options = _decoded(pb.DevicePluginOptions, content)
     return options.get_preferred_allocation_available, options.pre_start_required
 
@@ -96,7 +96,7 @@ def read_preference(content: bytes, available: Collection[str], size: int) -> tu
         PluginAnswerError: The answer is too large, or names a device that was not offered, or the same device
             twice, or too many devices.
     """
-    _bounded(content, max(ANSWER_LIMIT, 4 * ID_LIMIT * size))  # a character has up to 4 bytes
+    _check_size(content, max(ANSWER_LIMIT, 4 * ID_LIMIT * size))  # a character has up to 4 bytes
     answers = _decoded(pb.PreferredAllocationResponse, content).container_responses
     if len(answers) > 1:
         raise PluginAnswerError(f"it answers for {len(answers)} containers, and one was requested")
@@ -127,7 +127,7 @@ def read_allocation(content: bytes) -> AllocateAnswer:
     Raises:
         PluginAnswerError: The answer is not for one container, is too large, or contains impossible values.
     """
-    _bounded(content, ANSWER_LIMIT)
+    _check_size(content, ANSWER_LIMIT)
     answers = _decoded(pb.AllocateResponse, content).container_responses
     if len(answers) != 1:
         raise PluginAnswerError(f"it answers for {len(answers)} containers, and one was requested")
@@ -188,7 +188,7 @@ def _cdi_name(name: str) -> str:
     return name
 
 
-def _bounded(content: bytes, most: int) -> None:
+def _check_size(content: bytes, most: int) -> None:
     """Refuse an answer that would take long to decode."""
     if len(content) > most:
         raise PluginAnswerError(f"its answer has {len(content)} bytes (the most is {most})")

@@ -72,7 +72,7 @@ class PluginChannel:
             call = begin.future(request, timeout=timeout_s)
         except ValueError:  # grpc's error for a closed channel
             raise PluginCallError("the connection is closed", answered=False) from None
-        call.add_done_callback(lambda done: self._soon(_pass_result, answer, done, timeout_s))
+        call.add_done_callback(lambda done: self._run_on_loop(_pass_result, answer, done, timeout_s))
         try:
             async with asyncio.timeout(timeout_s + MARGIN_S):
                 return await answer
@@ -108,9 +108,9 @@ class PluginChannel:
             reason = _message_of(error)
         except ValueError:
             reason = "the connection is closed"
-        self._soon(ended, reason)
+        self._run_on_loop(ended, reason)
 
-    def _soon(self, job: Callable[..., None], *args: Any) -> None:
+    def _run_on_loop(self, job: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(job, *args)
 

@@ -37,9 +37,9 @@ GRACE_S: Final = 300.0
 """kubelet's ``endpointStopGracePeriod`` (kubernetes v1.36 pkg/kubelet/cm/devicemanager/types.go)."""
 RESOURCES_LIMIT: Final = 128
 """The most resources that can be registered at the same time; each has a connection and a thread."""
-REGISTER: Final = Backoff(0.5, 30.0, steady=60.0, tolerated=5)
+REGISTER_BACKOFF: Final = Backoff(0.5, 30.0, steady=60.0, tolerated=5)
 """Seconds before a resource can be registered again; this slows down a plugin that keeps restarting."""
-DOWN: Final = "a device plugin does not serve: its devices are unhealthy"
+NOT_SERVING_PROBLEM: Final = "a device plugin does not serve: its devices are unhealthy"
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class ManagedResource:
 class RegisterPause:
     """The time before a resource can be registered again."""
 
-    delays: RetryDelays = field(default_factory=lambda: RetryDelays(REGISTER))
+    delays: RetryDelays = field(default_factory=lambda: RetryDelays(REGISTER_BACKOFF))
     last: float = float("-inf")
     until: float = float("-inf")
 
@@ -114,9 +114,14 @@ class DevicePluginRegistry:
             DevicePluginError: The plugin does not answer, or registers too often; or there are too many
                 resources, or the daemon stops.
         """
-        self._admit(resource)
+        self._check_registration(resource)
         endpoint = PluginEndpoint(
-            resource, path, self._decoder, lambda: self._timeout_s, self._context.telemetry, self._changed
+            resource,
+            path,
+            self._decoder,
+            lambda: self._timeout_s,
+            self._context.telemetry,
+            self._endpoint_changed,
         )
         self._connecting.add(resource)
         try:
@@ -132,9 +137,9 @@ class DevicePluginRegistry:
         if self._closed:
             endpoint.close()
             raise DevicePluginError(resource, f"cannot register {resource}: the daemon stops")
-        self._take(resource, endpoint)
+        self._set_endpoint(resource, endpoint)
 
-    def _admit(self, resource: str) -> None:
+    def _check_registration(self, resource: str) -> None:
         now = self._loop.time()
         if len(self._pauses) > 2 * RESOURCES_LIMIT:
             self._pauses = {name: each for name, each in self._pauses.items() if name in self._resources}
@@ -151,7 +156,7 @@ class DevicePluginRegistry:
         pause.until = now + pause.delays.next(now - pause.last)
         pause.last = now
 
-    def _take(self, resource: str, endpoint: PluginEndpoint) -> None:
+    def _set_endpoint(self, resource: str, endpoint: PluginEndpoint) -> None:
         task = self._loop.create_task(run_with_restarts(endpoint.run, self._context.restarted))
         before = self._resources.get(resource)
         if before is None:
@@ -194,7 +199,7 @@ class DevicePluginRegistry:
 
     # -- devices ------------------------------------------------------------------------------------------
 
-    def _changed(self, endpoint: PluginEndpoint) -> None:
+    def _endpoint_changed(self, endpoint: PluginEndpoint) -> None:
         """Update the node with the devices of a plugin, or with its state."""
         managed = self._resources.get(endpoint.resource)
         if managed is None or managed.endpoint is not endpoint:
@@ -204,10 +209,12 @@ class DevicePluginRegistry:
             if managed.withdrawal is not None:
                 managed.withdrawal.cancel()
                 managed.withdrawal, managed.since = None, self._loop.time()
-                telemetry.resolved(DOWN, resource=endpoint.resource)
+                telemetry.resolved(NOT_SERVING_PROBLEM, resource=endpoint.resource)
             self._report(managed, endpoint.devices)
             return
-        telemetry.problem(DOWN, resource=endpoint.resource, path=endpoint.path, err=endpoint.reason)
+        telemetry.problem(
+            NOT_SERVING_PROBLEM, resource=endpoint.resource, path=endpoint.path, err=endpoint.reason
+        )
         if managed.withdrawal is None:
             managed.since = self._loop.time()
             managed.withdrawal = self._loop.call_later(self._grace_s, self._withdraw, endpoint.resource)
@@ -242,7 +249,7 @@ class DevicePluginRegistry:
     def _drop(self, resource: str) -> None:
         """Forget the plugin of a resource."""
         self._resources.pop(resource).end()
-        self._context.telemetry.resolved(DOWN, resource=resource)
+        self._context.telemetry.resolved(NOT_SERVING_PROBLEM, resource=resource)
 
     def _withdraw_unclaimed(self) -> None:
         """Withdraw resources of an earlier run of the daemon whose plugins have not registered again."""

@@ -23,7 +23,7 @@ from proxy.atomic_write import write_file, write_whole
 from proxy.backends.ledger import format as fmt
 from proxy.model.errors import CannotCreateError, RecordError
 
-NAME = "ledger.jsonl"
+LEDGER_FILE = "ledger.jsonl"
 _COMPACT_BYTES = 64 * 1024
 """A file shorter than this is never compacted."""
 _COMPACT_FACTOR = 4
@@ -31,7 +31,7 @@ _COMPACT_FACTOR = 4
 LEDGER_LIMIT_BYTES = 256 * 1024 * 1024
 """No ledger is this long: a longer file is something else and is not read into memory."""
 _CLOSE_S = 1.0
-_OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_OPEN_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FileLedger:
@@ -58,7 +58,7 @@ class FileLedger:
     @property
     def entries(self) -> Mapping[str, Mapping[str, object]]:
         """Everything that is stored, by key: a view that later writes do not change."""
-        return fmt.View(self._entries)
+        return fmt.PackedView(self._entries)
 
     def write(self, changes: Mapping[str, Mapping[str, object] | None]) -> None:
         """Store values (None: delete) in one atomic step; see ``proxy.executor.ports.Ledger``.
@@ -82,7 +82,7 @@ class FileLedger:
                 self._restore_file()
                 self._append(fmt.batch(self._number + 1, packed))
             except OSError as error:
-                raise cannot("write", self.path, error) from None
+                raise ledger_error("write", self.path, error) from None
             self._number += 1
             self._entries = after
             if self._size > self._compact_at:
@@ -137,7 +137,7 @@ class FileLedger:
         text = fmt.header(self._machine)
         if self._entries:
             text += fmt.batch(1, self._entries)
-        write_file(self.path, text, draft=self.path.with_name(f"{NAME}.new"))
+        write_file(self.path, text, draft=self.path.with_name(f"{LEDGER_FILE}.new"))
         old = self._fd
         self._open()
         self._size, self._number = len(text), int(bool(self._entries))
@@ -147,7 +147,7 @@ class FileLedger:
             os.close(old)
 
     def _open(self) -> None:
-        fd = os.open(self.path, _OPEN)
+        fd = os.open(self.path, _OPEN_FLAGS)
         now = os.fstat(fd)
         self._fd, self._file_id = fd, (now.st_dev, now.st_ino)
 
@@ -162,7 +162,7 @@ class FileLedger:
             DamagedError: The file must not be used.
         """
         with contextlib.suppress(FileNotFoundError):
-            self.path.with_name(f"{NAME}.new").unlink()  # a compaction that was interrupted
+            self.path.with_name(f"{LEDGER_FILE}.new").unlink()  # a compaction that was interrupted
         try:
             status = os.lstat(self.path)
         except FileNotFoundError:
@@ -174,12 +174,12 @@ class FileLedger:
             raise DamagedError(f"it is {status.st_size} bytes long")
         self._open()
         try:
-            return self._take_over(stat.S_IMODE(status.st_mode))
+            return self._load_open_file(stat.S_IMODE(status.st_mode))
         except BaseException:
             self.close()
             raise
 
-    def _take_over(self, mode: int) -> list[str]:
+    def _load_open_file(self, mode: int) -> list[str]:
         """Read the contents of the open file; return messages for the operator."""
         notes: list[str] = []
         if mode & 0o077:
@@ -196,7 +196,7 @@ class FileLedger:
             notes.append(f"the ledger {self.path} was repaired: {message}")
         packed, rejected = fmt.pack(state.entries, LEDGER_LIMIT_BYTES)
         for key, error in rejected.items():
-            notes.append(f"the ledger's record {fmt.shown(key)} is left out: {error}")
+            notes.append(f"the ledger's record {fmt.short_text(key)} is left out: {error}")
         self._entries = fmt.apply({}, packed)
         self._number, self._size = state.number, state.good_bytes
         return notes
@@ -213,6 +213,6 @@ def _read_all(fd: int) -> bytes:
     return b"".join(parts)
 
 
-def cannot(action: str, path: Path, error: OSError) -> CannotCreateError:
+def ledger_error(action: str, path: Path, error: OSError) -> CannotCreateError:
     """Return an error that names the action that failed on the ledger, and its cause."""
     return CannotCreateError(f"cannot {action} the ledger {path}: {error.strerror or error}")

@@ -52,7 +52,7 @@ Packed = dict[str, bytes]
 objects."""
 
 
-class View(Mapping[str, dict[str, Any]]):
+class PackedView(Mapping[str, dict[str, Any]]):
     """Packed state, read as objects; a value is decoded each time it is requested."""
 
     def __init__(self, packed: Packed) -> None:
@@ -88,13 +88,13 @@ def pack(
     rejected: dict[str, str] = {}
     for key, value in changes.items():
         if not isinstance(key, str) or _SURROGATE.search(key):
-            rejected[shown(key)] = "its key is not valid text"
+            rejected[short_text(key)] = "its key is not valid text"
             continue
         try:
             packed[key] = None if value is None else _pack_one(key, value, limit)
         except (TypeError, ValueError, RecursionError) as error:
             packed[key] = None
-            rejected[key] = shown(error)
+            rejected[key] = short_text(error)
     return packed, rejected
 
 
@@ -112,7 +112,7 @@ def _pack_one(key: str, value: object, limit: int) -> bytes:
     return packed
 
 
-def shown(value: object) -> str:
+def short_text(value: object) -> str:
     """Return a key or an error as short printable text."""
     text = str(value) if isinstance(value, str | Exception) else type(value).__name__
     cut = text if len(text) <= _QUOTED_CHARACTERS else text[:_QUOTED_CHARACTERS] + "..."
@@ -135,7 +135,7 @@ def _dump(value: object) -> bytes:
         return _SURROGATE.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text).encode()
 
 
-def _check(changes: object) -> dict[str, dict[str, Any] | None] | None:
+def _checked_changes(changes: object) -> dict[str, dict[str, Any] | None] | None:
     """Return an object that was read if it has the form of a batch's changes, otherwise None."""
     if not isinstance(changes, dict):
         return None
@@ -229,7 +229,7 @@ def recover(data: bytes, machine: str) -> Recovered:
     return Recovered(entries, number, good, len(data) - good)
 
 
-def _read(line: bytes) -> dict[str, Any] | None:
+def _object_of_line(line: bytes) -> dict[str, Any] | None:
     """Return the object in a line, or None if the line is damaged or contains no object."""
     body = _body(line)
     if body is None:
@@ -242,17 +242,17 @@ def _read(line: bytes) -> dict[str, Any] | None:
 
 
 def _batch(line: bytes) -> tuple[int, dict[str, dict[str, Any] | None]] | None:
-    entry = _read(line)
+    entry = _object_of_line(line)
     if entry is None or not isinstance(entry.get("n"), int):
         return None
-    changes = _check(entry.get("set"))
+    changes = _checked_changes(entry.get("set"))
     return None if changes is None else (entry["n"], changes)
 
 
 def _refuse_header(line: bytes | None, machine: str) -> str:
     if line is None or _body(line) is None:
         return "its first line is damaged"
-    header = _read(line)
+    header = _object_of_line(line)
     if header is None or not isinstance(header.get("format"), int):
         return "its first line is not a header"
     if header["format"] != FORMAT:

@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from proxy.backends.ledger import format as fmt
-from proxy.backends.ledger.file_ledger import LEDGER_LIMIT_BYTES, NAME, DamagedError, FileLedger, cannot
+from proxy.backends.ledger.file_ledger import (
+    LEDGER_FILE,
+    LEDGER_LIMIT_BYTES,
+    DamagedError,
+    FileLedger,
+    ledger_error,
+)
 
 
 def open_ledger(
@@ -32,7 +38,7 @@ def open_ledger(
     Raises:
         CannotCreateError: The directory or the file cannot be made, read or renamed.
     """
-    path = state_dir / NAME
+    path = state_dir / LEDGER_FILE
     notes: list[str] = []
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -50,7 +56,7 @@ def open_ledger(
             ledger = FileLedger(path, machine, sync=sync)
             notes += ledger.load()
     except OSError as error:
-        raise cannot("open", path, error) from None
+        raise ledger_error("open", path, error) from None
     return ledger, notes
 
 
@@ -62,7 +68,7 @@ def read_entries(state_dir: Path, machine: str) -> dict[str, Mapping[str, object
         machine: Fingerprint of the machine.
     """
     try:
-        fd = os.open(state_dir / NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(state_dir / LEDGER_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return {}

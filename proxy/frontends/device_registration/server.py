@@ -129,10 +129,10 @@ class ForwardTarget(Protocol):
             KubeletError: It is refused, or there is no answer.
         """
 
-    def clean(self) -> None:
-        """Remove the files that earlier runs have left there."""
+    def remove_links(self) -> None:
+        """Remove the links that earlier runs have left there."""
 
-    def identity(self) -> object:
+    def socket_identity(self) -> object:
         """Return a value that changes with each start of kubelet; None while it does not run."""
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class RegistrationServer:
         require_no_live_socket(self._directory / SOCKET_NAME)
         prepare_directory(self._directory)
         if self._forwarding is not None:
-            self._forwarding.target.clean()
+            self._forwarding.target.remove_links()
         self._socket.open()
         self._is_open = True
 

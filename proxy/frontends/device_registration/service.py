@@ -95,10 +95,10 @@ class DevicePluginService:
         """When kubelet has started, repeat its signal in the directory of its plugins."""
         assert self._kubelet is not None
         assert self._shim is not None
-        seen = await asyncio.to_thread(self._kubelet.identity)
+        seen = await asyncio.to_thread(self._kubelet.socket_identity)
         while True:
             await asyncio.sleep(POLL_S)
-            found = await asyncio.to_thread(self._kubelet.identity)
+            found = await asyncio.to_thread(self._kubelet.socket_identity)
             if found is not None and found != seen:
                 seen = found
                 await self._open_with_retries(self._shim.reopen, self._shim_directory)

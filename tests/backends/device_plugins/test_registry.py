@@ -84,8 +84,8 @@ class Node:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(endpoint, "RECONNECT", Backoff(0.05, 0.2))
-    monkeypatch.setattr(endpoint, "PROBE", Backoff(0.1, 0.2))
+    monkeypatch.setattr(endpoint, "RECONNECT_BACKOFF", Backoff(0.05, 0.2))
+    monkeypatch.setattr(endpoint, "PROBE_BACKOFF", Backoff(0.1, 0.2))
     with tempfile.TemporaryDirectory(prefix="tp-") as directory:
         made = Node(Path(directory))
         yield made
