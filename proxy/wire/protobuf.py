@@ -5,9 +5,9 @@ UTF-8 become escapes such as ``\xff``: different texts stay different, which the
 all later output is plain text. In JSON such an escape is a syntax error, so an annotation with such bytes
 counts as malformed.
 
-A proto3 decoder rejects the whole message for one such string. Nearly all messages have none, so a message
-is first decoded as it is (``read``). If that fails, a copy in which such strings are replaced is decoded.
-Only facts are read from the copy; the message to the runtime is made from the original bytes.
+A proto3 decoder rejects the whole message for one such string. Nearly all messages have none, so
+``decode_message`` first decodes a message as it is. If that fails, it decodes a copy in which such strings are
+replaced. Only facts are read from the copy; the message to the runtime is made from the original bytes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from google.protobuf.message import DecodeError, Message
 
 from proxy.api.cri import api_pb2 as pb
 
-ENTRIES_LIMIT, ENTRY_LIMIT = 1000, 4096
+ENTRY_COUNT_LIMIT, ENTRY_LIMIT_BYTES = 1000, 4096
 """Limits for a map of labels: entries, and bytes of one entry; labels of Kubernetes are much shorter."""
 
 
-def text(raw: bytes) -> str:
+def decode_text(raw: bytes) -> str:
     """Decode bytes; never raises."""
     try:
         return raw.decode()  # without arguments it takes half as long
@@ -32,7 +32,7 @@ def text(raw: bytes) -> str:
         return raw.decode("utf-8", "backslashreplace")
 
 
-def identity(raw: bytes) -> str:
+def decode_name(raw: bytes) -> str:
     """Decode a name that must match exactly, such as an id or a path.
 
     Returns:
@@ -44,7 +44,7 @@ def identity(raw: bytes) -> str:
         return ""
 
 
-class Keys:
+class WantedKeys:
     """Reads those entries of a map whose keys are wanted.
 
     A pod may have hundreds of kilobytes of annotations, and most pods have no wanted ones. So all bytes are
@@ -59,7 +59,7 @@ class Keys:
             sorted(p for p in prefixes if not any(other != p and other in p for other in prefixes))
         )
 
-    def of(self, entries: Sequence[bytes]) -> dict[str, str]:
+    def wanted_entries(self, entries: Sequence[bytes]) -> dict[str, str]:
         """Return the wanted entries of a map; for a key that occurs twice, the last value, as in protobuf."""
         if not entries:
             return {}
@@ -69,26 +69,26 @@ class Keys:
                 return self._found(entries)
         return {}
 
-    def and_others(self, entries: Sequence[bytes]) -> dict[str, str]:
+    def all_entries(self, entries: Sequence[bytes]) -> dict[str, str]:
         """Return all entries of a map of labels; if there are too many for labels, only the wanted ones."""
         if not entries:
             return {}
-        if len(entries) > ENTRIES_LIMIT:
-            return self.of(entries)
-        read = (entry_of(raw) for raw in entries[:] if len(raw) <= ENTRY_LIMIT)
-        return {text(entry.key): text(entry.value) for entry in read if entry is not None}
+        if len(entries) > ENTRY_COUNT_LIMIT:
+            return self.wanted_entries(entries)
+        read = (decode_entry(raw) for raw in entries[:] if len(raw) <= ENTRY_LIMIT_BYTES)
+        return {decode_text(entry.key): decode_text(entry.value) for entry in read if entry is not None}
 
     def _found(self, entries: Sequence[bytes]) -> dict[str, str]:
         wanted: dict[str, str] = {}
         for raw in entries:
             if any(mark in raw for mark in self._marks):
-                entry = entry_of(raw)
+                entry = decode_entry(raw)
                 if entry is not None and entry.key in self._keys:
-                    wanted[entry.key.decode()] = text(entry.value)
+                    wanted[entry.key.decode()] = decode_text(entry.value)
         return wanted
 
 
-def entry_of(raw: bytes) -> pb.Entry | None:
+def decode_entry(raw: bytes) -> pb.Entry | None:
     """Decode one entry of a map; None if it is not a message; the runtime refuses it then."""
     try:
         return pb.Entry.FromString(raw)
@@ -96,7 +96,7 @@ def entry_of(raw: bytes) -> pb.Entry | None:
         return None
 
 
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     """Encode a number that is not negative."""
     encoded = b""
     while number > 0x7F:
@@ -105,25 +105,25 @@ def varint(number: int) -> bytes:
     return encoded + bytes((number,))
 
 
-ONE_BYTE = 0x80
+ONE_BYTE_VARINT_LIMIT = 0x80
 """Numbers below are varints of one byte."""
 
 
-def field(number: int, payload: bytes) -> bytes:
+def encode_field(number: int, payload: bytes) -> bytes:
     """Encode a field that is a text or a message; numbers up to 15."""
     size = len(payload)
-    if size < ONE_BYTE:  # most payloads are
+    if size < ONE_BYTE_VARINT_LIMIT:  # most payloads are
         return bytes((number << 3 | 2, size)) + payload
-    return bytes((number << 3 | 2,)) + varint(size) + payload
+    return bytes((number << 3 | 2,)) + encode_varint(size) + payload
 
 
 _M = TypeVar("_M", bound=Message)
 
-MOST = 20_000
+FIELDS_LIMIT = 20_000
 """Fields that are walked in pure Python. A message with more fields and a non-UTF-8 string is not read."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIZES = {_FIXED64: 8, _FIXED32: 4}
-_LONGEST = 10
+_VARINT_LIMIT_BYTES = 10
 """Bytes of a varint."""
 
 
@@ -131,7 +131,7 @@ class TooManyFieldsError(DecodeError):
     """A message has strings that are not UTF-8 and too many fields to replace these."""
 
 
-def read(kind: type[_M], raw: bytes) -> _M:
+def decode_message(kind: type[_M], raw: bytes) -> _M:
     """Decode a message.
 
     Args:
@@ -145,7 +145,7 @@ def read(kind: type[_M], raw: bytes) -> _M:
     try:
         return kind.FromString(raw)
     except DecodeError:
-        return kind.FromString(_sanitized(kind.DESCRIPTOR, raw, [MOST]))
+        return kind.FromString(_sanitized(kind.DESCRIPTOR, raw, [FIELDS_LIMIT]))
 
 
 def _sanitized(kind: Any, raw: bytes, budget: list[int]) -> bytes:
@@ -160,7 +160,7 @@ def _sanitized(kind: Any, raw: bytes, budget: list[int]) -> bytes:
     for start, number, wire, payload, end in _fields(raw):
         budget[0] -= 1
         if budget[0] < 0:
-            raise TooManyFieldsError(f"strings are not UTF-8 in a message of more than {MOST} fields")
+            raise TooManyFieldsError(f"strings are not UTF-8 in a message of more than {FIELDS_LIMIT} fields")
         field = kind.fields_by_number.get(number)
         if field is None:
             continue
@@ -171,8 +171,8 @@ def _sanitized(kind: Any, raw: bytes, budget: list[int]) -> bytes:
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             content = _sanitized(field.message_type, content, budget)
         elif field.type == FieldDescriptor.TYPE_STRING:
-            content = text(content).encode()
-        pieces.append(varint(number << 3 | _BYTES) + varint(len(content)) + content)
+            content = decode_text(content).encode()
+        pieces.append(encode_varint(number << 3 | _BYTES) + encode_varint(len(content)) + content)
     return b"".join(pieces)
 
 
@@ -184,13 +184,13 @@ def _fields(raw: bytes) -> Iterator[tuple[int, int, int, int, int]]:
     at = 0
     while at < len(raw):
         start = at
-        key, at = _varint(raw, at)
+        key, at = _decode_varint(raw, at)
         number, wire = key >> 3, key & 7
         payload = at
         if wire == _VARINT:
-            _, at = _varint(raw, at)
+            _, at = _decode_varint(raw, at)
         elif wire == _BYTES:
-            size, payload = _varint(raw, at)
+            size, payload = _decode_varint(raw, at)
             at = payload + size
         elif wire in _SIZES:
             at += _SIZES[wire]
@@ -201,10 +201,10 @@ def _fields(raw: bytes) -> Iterator[tuple[int, int, int, int, int]]:
         yield start, number, wire, payload, at
 
 
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
+def _decode_varint(raw: bytes, at: int) -> tuple[int, int]:
     """Read a number; return it and the position after it."""
     value = shift = 0
-    for index in range(at, min(len(raw), at + _LONGEST)):
+    for index in range(at, min(len(raw), at + _VARINT_LIMIT_BYTES)):
         byte = raw[index]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:

@@ -12,7 +12,7 @@ from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.model.mode import NodeMode
 from proxy.model.options import TopologyPolicy
 from proxy.telemetry import metrics
-from proxy.wire.protobuf import field
+from proxy.wire.protobuf import encode_field
 
 ODD = b"\xff\xfe\xc3\x28"
 DEEP = b"\x9b\x06" * 200 + b"\x9c\x06" * 200
@@ -31,19 +31,26 @@ class Raw:
 
 
 def entry(number: int, key: bytes, value: bytes) -> bytes:
-    return field(number, field(1, key) + field(2, value))
+    return encode_field(number, encode_field(1, key) + encode_field(2, value))
 
 
 def sandbox(qos: str = "", *annotations: tuple[bytes, bytes], kube: str = "") -> bytes:
     parent = f"/kubepods/{kube}/podp".replace("//", "/").encode()
-    meta = field(1, field(1, b"p") + field(2, b"u") + field(3, b"ns"))
+    meta = encode_field(1, encode_field(1, b"p") + encode_field(2, b"u") + encode_field(3, b"ns"))
     label = entry(6, b"koordinator.sh/qosClass", qos.encode()) if qos else b""
-    return meta + label + b"".join(entry(7, *each) for each in annotations) + field(8, field(1, parent))
+    return (
+        meta
+        + label
+        + b"".join(entry(7, *each) for each in annotations)
+        + encode_field(8, encode_field(1, parent))
+    )
 
 
 def create(config: bytes = b"", *pods: bytes, pod_id: bytes = b"s") -> Raw:
-    made = field(1, field(1, b"c")) + config
-    return Raw(field(1, pod_id) + field(2, made) + b"".join(field(3, pod) for pod in pods))
+    made = encode_field(1, encode_field(1, b"c")) + config
+    return Raw(
+        encode_field(1, pod_id) + encode_field(2, made) + b"".join(encode_field(3, pod) for pod in pods)
+    )
 
 
 def cpus(call: Any) -> str:
@@ -57,8 +64,8 @@ def cpus(call: Any) -> str:
     [
         create(b"", sandbox("LS", (b"note", ODD))),
         create(b"", sandbox("LS", (ODD, b"note"))),
-        create(entry(10, b"note", ODD) + field(4, ODD), sandbox("LS")),
-        create(field(7, field(2, b"/dev/" + ODD)), sandbox("LS", (b"volcano.sh/x" + ODD, ODD))),
+        create(entry(10, b"note", ODD) + encode_field(4, ODD), sandbox("LS")),
+        create(encode_field(7, encode_field(2, b"/dev/" + ODD)), sandbox("LS", (b"volcano.sh/x" + ODD, ODD))),
     ],
     ids=["value", "key", "container", "paths"],
 )
@@ -77,8 +84,8 @@ def test_a_create_with_odd_strings_is_placed_and_keeps_its_bytes(
 def test_an_owner_with_odd_strings_gets_its_cpus(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         pod = sandbox("LSE", (b"note", ODD), (STATUS, b'{"cpuset":"2-3"}'))
-        call = await world.call("RunPodSandbox", Raw(field(1, pod)))
-        assert call.sent == field(1, pod)
+        call = await world.call("RunPodSandbox", Raw(encode_field(1, pod)))
+        assert call.sent == encode_field(1, pod)
         world.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
         world.wire.finished(call, 0)
         assert cpus(await world.call("CreateContainer", create(b"", pod))) == "2-3"
@@ -101,7 +108,7 @@ def test_an_odd_claim_is_malformed(run_scenario: Callable[..., None], qos: str, 
 def test_a_duplicate_sandbox_configuration_is_merged(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         first = sandbox("LSE", (STATUS, b'{"cpuset":"2-3"}'))
-        call = await world.call("CreateContainer", create(b"", first, field(8, field(4, b""))))
+        call = await world.call("CreateContainer", create(b"", first, encode_field(8, encode_field(4, b""))))
         assert cpus(call) == "2-3"
         twice = await world.call("CreateContainer", create(b"", sandbox(), entry(7, b"a", b"b"), pod_id=b"t"))
         assert cpus(twice) == "0-1,4-15"

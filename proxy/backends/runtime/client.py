@@ -35,7 +35,7 @@ from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
 from proxy.model.idset import CpuSet, Mask, plausible
 from proxy.pools.facts import POD_KEYS
 from proxy.wire.grpc_channel import GrpcChannel, details_of
-from proxy.wire.protobuf import Keys, entry_of, identity, text
+from proxy.wire.protobuf import WantedKeys, decode_entry, decode_name, decode_text
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -45,7 +45,7 @@ Answer = TypeVar("Answer", bound="Message")
 
 _Entry = TypeVar("_Entry")
 
-_KEYS = Keys((*POD_KEYS, CONFIG_SOURCE))
+_KEYS = WantedKeys((*POD_KEYS, CONFIG_SOURCE))
 _STATES = {number: name.removeprefix("CONTAINER_") for name, number in pb.ContainerState.items()}
 _ID_FIELD_KEY = 0x0A
 """The protobuf key of field 1, a string: the id, which encoders write first."""
@@ -94,31 +94,31 @@ def entries_of(
 def read_sandbox(raw: bytes) -> RuntimePod | None:
     """Read a sandbox, with its labels and the annotations that are used here."""
     item = pb.ListedSandbox.FromString(raw)
-    sandbox_id, meta = identity(item.id), item.metadata
+    sandbox_id, meta = decode_name(item.id), item.metadata
     if not sandbox_id:
         return None
     return RuntimePod(
         id=sandbox_id,
-        uid=text(meta.uid),
-        namespace=text(meta.namespace),
-        name=text(meta.name),
+        uid=decode_text(meta.uid),
+        namespace=decode_text(meta.namespace),
+        name=decode_text(meta.name),
         attempt=meta.attempt,
         ready=item.state == pb.SANDBOX_READY,
-        labels=_KEYS.and_others(item.labels),
-        annotations=_KEYS.of(item.annotations),
+        labels=_KEYS.all_entries(item.labels),
+        annotations=_KEYS.wanted_entries(item.annotations),
     )
 
 
 def read_container(raw: bytes) -> RuntimeContainer | None:
     """Read a container."""
     item = pb.ListedContainer.FromString(raw)
-    container_id, meta = identity(item.id), item.metadata
+    container_id, meta = decode_name(item.id), item.metadata
     if not container_id:
         return None
     return RuntimeContainer(
         id=container_id,
-        sandbox_id=text(item.pod_sandbox_id),
-        name=text(meta.name),
+        sandbox_id=decode_text(item.pod_sandbox_id),
+        name=decode_text(meta.name),
         attempt=meta.attempt,
         state=_STATES.get(item.state, "UNKNOWN"),
     )
@@ -128,7 +128,7 @@ def _id_of(raw: bytes) -> str:
     """Read the id of an entry that cannot be decoded; empty if the entry does not begin with its id."""
     if len(raw) < 2 or raw[0] != _ID_FIELD_KEY or raw[1] > 0x7F or len(raw) < 2 + raw[1]:
         return ""
-    return identity(raw[2 : 2 + raw[1]])
+    return decode_name(raw[2 : 2 + raw[1]])
 
 
 def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
@@ -147,8 +147,8 @@ def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
             cpu_quota=resources.cpu_quota,
             cpu_period=resources.cpu_period,
             memory_limit=resources.memory_limit_in_bytes,
-            cpuset_cpus=plausible(text(resources.cpuset_cpus)),
-            cpuset_mems=plausible(text(resources.cpuset_mems)),
+            cpuset_cpus=plausible(decode_text(resources.cpuset_cpus)),
+            cpuset_mems=plausible(decode_text(resources.cpuset_mems)),
             pid=pid,
             hugepage_limits=pages,
         )
@@ -172,7 +172,7 @@ def _reported_pages(resources: pb.ResourceFacts) -> tuple[tuple[str, int], ...]:
     for raw in resources.hugepage_limits[:SIZES_LIMIT]:
         with contextlib.suppress(DecodeError):
             entry = pb.HugepageFacts.FromString(raw)
-            limits.append((text(entry.page_size), entry.limit))
+            limits.append((decode_text(entry.page_size), entry.limit))
     return tuple(limits)
 
 
@@ -190,7 +190,7 @@ def _document(answer: pb.DetailFacts) -> object:
     """Read the JSON document. Bytes that are not UTF-8 spoil only the text that contains them."""
     document = b""
     for raw in answer.info:
-        entry = entry_of(raw)
+        entry = decode_entry(raw)
         if entry is not None and entry.key == b"info":
             document = entry.value
     try:
@@ -246,7 +246,7 @@ class GrpcRuntime:
         answer = self._query(
             "read the version of the runtime", "Version", pb.VersionRequest(), pb.VersionFacts
         )
-        return f"{text(answer.runtime_name)} {text(answer.runtime_version)}"
+        return f"{decode_text(answer.runtime_name)} {decode_text(answer.runtime_version)}"
 
     def cgroup_driver(self) -> str:
         """Read the cgroup driver (CRI of 1.28, containerd 2.0); see ``Runtime`` of the ports."""

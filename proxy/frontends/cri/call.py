@@ -36,7 +36,7 @@ from proxy.model.quoting import message as escaped_message
 from proxy.model.workload import Pod, Request
 from proxy.relay.events import RequestAnomaly
 from proxy.telemetry import metrics
-from proxy.wire.protobuf import identity, text
+from proxy.wire.protobuf import decode_name, decode_text
 
 if TYPE_CHECKING:
     from proxy.frontends.cri.hook_view import CriHookView
@@ -119,7 +119,7 @@ class InterceptedCall:
 
     def target(self) -> str:
         """Read the id of the container or sandbox that the call is about."""
-        return text(pb.Identity.FromString(self.body).id)
+        return decode_text(pb.Identity.FromString(self.body).id)
 
     def sandbox(self, bounds: Bounds) -> Pod:
         """Read the pod of a RunPodSandbox."""
@@ -138,9 +138,9 @@ class InterceptedCall:
         facts = pb.UpdateContainerResourcesFacts.FromString(self.body)
         requested = facts.linux
         return UpdateRequested(
-            text(facts.container_id),
-            text(requested.cpuset_cpus),
-            text(requested.cpuset_mems),
+            decode_text(facts.container_id),
+            decode_text(requested.cpuset_cpus),
+            decode_text(requested.cpuset_mems),
             requested.cpu_quota,
             requested.memory_limit_in_bytes,
         )
@@ -152,7 +152,7 @@ class InterceptedCall:
             if self.method == "RunPodSandbox":
                 return self.sandbox(bounds)
             pieces = pb.CreateContainerPieces.FromString(self.body)
-            sandbox_id = text(pieces.pod_sandbox_id)
+            sandbox_id = decode_text(pieces.pod_sandbox_id)
             config = pb.SandboxFacts.FromString(b"".join(pieces.sandbox_config))
         except DecodeError:
             return known.get(sandbox_id)
@@ -231,7 +231,7 @@ class CriCallFlow(CallFlow):
         """The runtime's answer is about to reach the client."""
         if self.needs_created_id(call):
             try:
-                created = identity(pb.Identity.FromString(message).id)
+                created = decode_name(pb.Identity.FromString(message).id)
             except DecodeError as error:  # the runtime's list will show what was created
                 self.executor.reconcile_requested.set()
                 self.executor.telemetry.problem("cannot decode an answer", method=call.method, err=str(error))

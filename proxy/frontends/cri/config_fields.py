@@ -18,7 +18,7 @@ from proxy.frontends.hook_bridge.object_cache import ContainerIdentity
 from proxy.hooks.facts import ContainerFacts, Device, Mount, PodFacts, Resources
 from proxy.model.errors import HookError
 from proxy.model.workload import Pod
-from proxy.wire.protobuf import TooManyFieldsError, read
+from proxy.wire.protobuf import TooManyFieldsError, decode_message
 
 _M = TypeVar("_M", bound=Message)
 _Pod: TypeAlias = "PackedMessage[pb.PodSandboxConfig]"
@@ -57,7 +57,7 @@ class PackedMessage(Generic[_M]):
         if found is None:
             try:
                 raw = self._raw
-                found = read(self._kind, raw if isinstance(raw, bytes) else raw())
+                found = decode_message(self._kind, raw if isinstance(raw, bytes) else raw())
             except TooManyFieldsError as error:
                 raise HookError(f"cannot read a {self._kind.DESCRIPTOR.name}: {error}") from None
             except DecodeError:

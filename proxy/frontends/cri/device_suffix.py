@@ -20,7 +20,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.model.devices import AllocateAnswer, DeviceField
 from proxy.model.errors import DeviceConflictError
 from proxy.wire.container_path import container_path
-from proxy.wire.protobuf import entry_of, field, read, text
+from proxy.wire.protobuf import decode_entry, decode_message, decode_text, encode_field
 
 _REQUEST = "the request"
 Value = tuple[object, ...]
@@ -59,7 +59,7 @@ def device_suffix(body: bytes, answers: Mapping[str, AllocateAnswer]) -> AddedDe
     known: dict[str, tuple[str, Value]] = {}
     for name, value in _requested(entries):
         known[name] = (_REQUEST, value)
-    cdi = {text(pb.CDIDeviceFacts.FromString(raw).name) for raw in config.CDI_devices}
+    cdi = {decode_text(pb.CDIDeviceFacts.FromString(raw).name) for raw in config.CDI_devices}
     added, fields = pb.ContainerConfig(), dict[str, DeviceField]()
     for resource, answer in answers.items():
         owner = plugin_name(resource)
@@ -75,7 +75,7 @@ def device_suffix(body: bytes, answers: Mapping[str, AllocateAnswer]) -> AddedDe
                 cdi.add(device)
                 added.CDI_devices.add(name=device)
     suffix = added.SerializeToString()
-    return AddedDevices(field(2, suffix) if suffix else b"", fields)
+    return AddedDevices(encode_field(2, suffix) if suffix else b"", fields)
 
 
 def path_field(kind: str, path: str) -> str:
@@ -88,17 +88,17 @@ def _requested(entries: pb.ContainerEntries) -> Iterator[tuple[str, Value]]:
     yield from _pairs("envs", entries.envs)
     yield from _pairs("annotations", entries.annotations)
     for raw in entries.mounts:
-        mount = read(pb.Mount, raw)
+        mount = decode_message(pb.Mount, raw)
         yield path_field("mounts", mount.container_path), (mount.host_path, mount.readonly)
     for raw in entries.devices:
-        device = read(pb.Device, raw)
+        device = decode_message(pb.Device, raw)
         yield path_field("devices", device.container_path), (device.host_path, device.permissions)
 
 
 def _pairs(kind: str, raw: Iterable[bytes]) -> Iterator[tuple[str, Value]]:
     for each in raw:
-        if (entry := entry_of(each)) is not None:
-            yield f"{kind}[{text(entry.key)}]", (text(entry.value),)
+        if (entry := decode_entry(each)) is not None:
+            yield f"{kind}[{decode_text(entry.key)}]", (decode_text(entry.value),)
 
 
 def _wanted(answer: AllocateAnswer) -> Iterator[tuple[str, Value]]:

@@ -26,7 +26,7 @@ from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Presence
 from proxy.hooks.facts import Device, Mount
 from proxy.model.errors import HookError
 from proxy.wire.container_path import container_path
-from proxy.wire.protobuf import entry_of, field, text
+from proxy.wire.protobuf import decode_entry, decode_text, encode_field
 
 _LABELS, _ANNOTATIONS, _LINUX = 9, 10, 15
 """Fields of ContainerConfig."""
@@ -96,8 +96,8 @@ def _create(body: bytes, want: Adjustment) -> bytes:
     if want.annotations:
         tail += suffix.entries(_ANNOTATIONS, want.annotations)
     if resources := suffix.resources(want):
-        tail += field(_LINUX, field(1, resources))
-    return body + field(2, tail) if tail else body
+        tail += encode_field(_LINUX, encode_field(1, resources))
+    return body + encode_field(2, tail) if tail else body
 
 
 def _run_pod(body: bytes, want: Adjustment) -> bytes:
@@ -109,8 +109,8 @@ def _run_pod(body: bytes, want: Adjustment) -> bytes:
     tail = suffix.entries(6, want.labels) + suffix.entries(7, want.annotations)
     if want.cgroup_parent is not LEAVE:
         parent = "" if want.cgroup_parent is CLEAR else want.cgroup_parent
-        tail += field(8, field(1, parent.encode()))
-    return body + field(1, tail) if tail else body
+        tail += encode_field(8, encode_field(1, parent.encode()))
+    return body + encode_field(1, tail) if tail else body
 
 
 def _update(body: bytes, want: Adjustment) -> bytes:
@@ -120,7 +120,7 @@ def _update(body: bytes, want: Adjustment) -> bytes:
         _remove_cleared(request.annotations, want.annotations)
         body = request.SerializeToString()
     resources = suffix.resources(want)
-    tail = field(2, resources) if resources else b""
+    tail = encode_field(2, resources) if resources else b""
     return body + tail + suffix.entries(4, want.annotations)
 
 
@@ -152,7 +152,7 @@ def _may_hold_paths(body: bytes, paths: Iterable[str]) -> bool:
 def _remove_cleared(entries: MutableSequence[bytes], wanted: Mapping[str, str | Presence]) -> None:
     gone = {key.encode() for key, value in wanted.items() if value is CLEAR}
     for index in reversed(range(len(entries))):
-        if (entry := entry_of(entries[index])) is not None and entry.key in gone:
+        if (entry := decode_entry(entries[index])) is not None and entry.key in gone:
             del entries[index]
 
 
@@ -189,11 +189,11 @@ def _set_entries(
 
 
 def _name(raw: bytes) -> str:
-    return text(pb.Entry.FromString(raw).key)
+    return decode_text(pb.Entry.FromString(raw).key)
 
 
 def _path(raw: bytes) -> str:
-    return container_path(text(pb.PathFacts.FromString(raw).container_path))
+    return container_path(decode_text(pb.PathFacts.FromString(raw).container_path))
 
 
 def _by_path(wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _env(raw: bytes, name: str, value: str) -> bytes:
 
 def _mount(raw: bytes, path: str, mount: Mount) -> bytes:
     wanted_mount = suffix.mount_of(path, mount)
-    if text(pb.PathFacts.FromString(raw).host_path) != mount.host_path:
+    if decode_text(pb.PathFacts.FromString(raw).host_path) != mount.host_path:
         return wanted_mount.SerializeToString()
     entry = pb.Mount.FromString(raw)
     entry.container_path, entry.readonly, entry.propagation = (

@@ -16,7 +16,7 @@ from operator import attrgetter, is_
 from proxy.api.cri import api_pb2 as pb
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Presence, Update
 from proxy.hooks.facts import Device, Mount
-from proxy.wire.protobuf import ONE_BYTE, field, varint
+from proxy.wire.protobuf import ONE_BYTE_VARINT_LIMIT, encode_field, encode_varint
 
 _SCALARS = {
     "cpu_period": 1,
@@ -44,11 +44,11 @@ def resources(wanted: Adjustment | Update) -> bytes:
         for number, value in zip(_SCALARS.values(), scalars, strict=True):
             if value is not LEAVE:
                 # A negative int64 is encoded as the 64 bits of its two's complement.
-                encoded += bytes((number << 3,)) + varint(0 if value is CLEAR else value % (1 << 64))
+                encoded += bytes((number << 3,)) + encode_varint(0 if value is CLEAR else value % (1 << 64))
     if wanted.cpus is CLEAR:
-        encoded += field(_CPUS, b"")
+        encoded += encode_field(_CPUS, b"")
     if isinstance(wanted, Adjustment) and wanted.mems is CLEAR:
-        encoded += field(_MEMS, b"")
+        encoded += encode_field(_MEMS, b"")
     return encoded + entries(_UNIFIED, wanted.unified) if wanted.unified else encoded
 
 
@@ -57,15 +57,15 @@ def entries(number: int, wanted: Mapping[str, str] | Mapping[str, str | Presence
     encoded = b""
     for key, value in wanted.items():
         if isinstance(value, str):
-            encoded += field(number, _entry(key.encode(), value.encode()))
+            encoded += encode_field(number, _entry(key.encode(), value.encode()))
     return encoded
 
 
 def _entry(key: bytes, value: bytes) -> bytes:
     """Encode an entry of a map or a list of pairs: the key is field 1, the value field 2."""
-    if len(key) < ONE_BYTE and len(value) < ONE_BYTE:  # most entries are
+    if len(key) < ONE_BYTE_VARINT_LIMIT and len(value) < ONE_BYTE_VARINT_LIMIT:  # most entries are
         return b"\x0a%c%b\x12%c%b" % (len(key), key, len(value), value)
-    return field(1, key) + field(2, value)
+    return encode_field(1, key) + encode_field(2, value)
 
 
 def lists(
@@ -77,13 +77,13 @@ def lists(
     encoded = b""
     for name, value in envs.items():
         if isinstance(value, str):
-            encoded += field(_ENVS, _entry(name.encode(), env_bytes(value)))
+            encoded += encode_field(_ENVS, _entry(name.encode(), env_bytes(value)))
     for path, mount in mounts.items():
         if isinstance(mount, Mount):
-            encoded += field(_MOUNTS, mount_of(path, mount).SerializeToString())
+            encoded += encode_field(_MOUNTS, mount_of(path, mount).SerializeToString())
     for path, device in devices.items():
         if isinstance(device, Device):
-            encoded += field(_DEVICES, device_of(path, device).SerializeToString())
+            encoded += encode_field(_DEVICES, device_of(path, device).SerializeToString())
     return encoded
 
 

@@ -27,7 +27,7 @@ from proxy.hooks.answers import Adjustment
 from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
 from proxy.model.errors import HookError
 from proxy.model.workload import Pod
-from proxy.wire.protobuf import TooManyFieldsError, read
+from proxy.wire.protobuf import TooManyFieldsError, decode_message
 
 _FIELDS: Final = tuple(each.name for each in fields(ContainerFacts))
 _ADJUST: Final[Mapping[str, Callable[[bytes, Adjustment], bytes]]] = {
@@ -49,7 +49,7 @@ class CriHookView(Struct, frozen=True):
         Raises:
             TooManyFieldsError: The message has too many fields to read.
         """
-        request = read(pb.RunPodSandboxRequest, self._body)
+        request = decode_message(pb.RunPodSandboxRequest, self._body)
         config = request.config
         facts = unread_pod_facts(
             pod, PackedMessage(pb.PodSandboxConfig, b"", config), request.runtime_handler
@@ -66,12 +66,12 @@ class CriHookView(Struct, frozen=True):
 
     def update(self) -> tuple[Resources, Mapping[str, str]]:
         """Read an UpdateContainerResources: the requested resources, and the annotations."""
-        request = read(pb.UpdateContainerResourcesRequest, self._body)
+        request = decode_message(pb.UpdateContainerResourcesRequest, self._body)
         return resources_of(request.linux), LazyMap(_annotations, request)
 
     def grace(self) -> int:
         """Read the grace period of a StopContainer, in seconds."""
-        return read(pb.StopContainerRequest, self._body).timeout
+        return decode_message(pb.StopContainerRequest, self._body).timeout
 
     def adjusted(self, adjustment: Adjustment) -> bytes:
         """Return the message with the adjustment of hooks.
@@ -142,7 +142,7 @@ def _sandbox_config(body: bytes) -> bytes:
 
 def _read(body: bytes) -> ContainerFacts:
     try:
-        config = read(pb.CreateContainerConfig, body).config
+        config = decode_message(pb.CreateContainerConfig, body).config
     except TooManyFieldsError as error:
         raise HookError(f"cannot read a CreateContainer request: {error}") from None
     except DecodeError:
@@ -155,7 +155,7 @@ def _read(body: bytes) -> ContainerFacts:
 
 def _remembered(body: bytes) -> RememberedContainer:
     try:
-        config = read(pb.CreateContainerConfig, body).config
+        config = decode_message(pb.CreateContainerConfig, body).config
         raw = b"".join(pb.CreateContainerPieces.FromString(body).config)
     except DecodeError:
         # The runtime has created the container, so it can decode more than we can.

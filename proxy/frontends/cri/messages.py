@@ -28,10 +28,10 @@ from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.workload import Pod, Request
 from proxy.pools.facts import POD_KEYS, pod_facts
 from proxy.topology.device_files import device_file, device_path
-from proxy.wire.protobuf import Keys, field, identity, text, varint
+from proxy.wire.protobuf import WantedKeys, decode_name, decode_text, encode_field, encode_varint
 
 _LIMIT_KEY = b"\x10"  # the key of HugepageLimit.limit; a limit of 0 is not on the wire
-_POD_KEYS = Keys(POD_KEYS)
+_POD_KEYS = WantedKeys(POD_KEYS)
 
 
 def pod_of(config: pb.SandboxFacts, sandbox_id: str = "", bounds: Bounds = ANY_MACHINE) -> Pod:
@@ -45,13 +45,13 @@ def pod_of(config: pb.SandboxFacts, sandbox_id: str = "", bounds: Bounds = ANY_M
     meta = config.metadata
     pod = pod_facts(
         sandbox_id,
-        text(meta.uid),
-        text(meta.namespace),
-        text(meta.name),
+        decode_text(meta.uid),
+        decode_text(meta.namespace),
+        decode_text(meta.name),
         meta.attempt,
-        _POD_KEYS.and_others(config.labels),
-        _POD_KEYS.of(config.annotations),
-        text(config.linux.cgroup_parent),
+        _POD_KEYS.all_entries(config.labels),
+        _POD_KEYS.wanted_entries(config.annotations),
+        decode_text(config.linux.cgroup_parent),
         bounds,
     )
     total = None if pod.cpuset is None else _pod_total(config)
@@ -74,8 +74,8 @@ def request_of(resources: pb.ResourceFacts) -> Request:
         resources.cpu_quota,
         resources.cpu_period,
         resources.memory_limit_in_bytes,
-        plausible(text(cpus)) if cpus else "",
-        plausible(text(mems)) if mems else "",
+        plausible(decode_text(cpus)) if cpus else "",
+        plausible(decode_text(mems)) if mems else "",
         _huge_pages(pages[:]) if pages else (),
     )
 
@@ -94,8 +94,8 @@ class CriCreateRequest:
         message = self._message = pb.CreateContainerFacts.FromString(body)
         config = message.config
         meta = config.metadata
-        self.sandbox_id = text(message.pod_sandbox_id)
-        self.name = text(meta.name)
+        self.sandbox_id = decode_text(message.pod_sandbox_id)
+        self.name = decode_text(meta.name)
         self.attempt = meta.attempt
         self.resources = request_of(config.linux.resources)
 
@@ -119,7 +119,7 @@ class CriCreateRequest:
 def _huge_pages(limits: Sequence[bytes]) -> tuple[tuple[str, int], ...]:
     """Read limits on huge pages; kubelet sends a limit of 0 for each size that is not requested."""
     entries = (pb.HugepageFacts.FromString(raw) for raw in limits[:SIZES_LIMIT] if _LIMIT_KEY in raw)
-    return huge_pages((text(entry.page_size[:SIZE_LENGTH_LIMIT]), entry.limit) for entry in entries)
+    return huge_pages((decode_text(entry.page_size[:SIZE_LENGTH_LIMIT]), entry.limit) for entry in entries)
 
 
 _Entry = TypeVar("_Entry", pb.PathFacts, pb.Entry, pb.CDIDeviceFacts)
@@ -150,16 +150,16 @@ def device_facts_of(config: pb.ContainerFacts) -> DeviceFacts:
     in_annotations = _CDI_KEY in b"".join(config.annotations[:])
     if not (devices or names or in_mounts or in_annotations):
         return _NO_DEVICES
-    cdi = [identity(entry.name) for entry in _decoded(pb.CDIDeviceFacts, names)]
+    cdi = [decode_name(entry.name) for entry in _decoded(pb.CDIDeviceFacts, names)]
     if in_annotations:
         for entry in _decoded(pb.Entry, config.annotations):
             if entry.key.startswith(_CDI_KEY):
-                cdi += (name.strip() for name in identity(entry.value).split(","))
+                cdi += (name.strip() for name in decode_name(entry.value).split(","))
     mounts = config.mounts if in_mounts else ()
     return DeviceFacts(
-        _distinct(device_file(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, devices)),
+        _distinct(device_file(decode_name(entry.host_path)) for entry in _decoded(pb.PathFacts, devices)),
         _distinct(cdi),
-        _distinct(device_path(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, mounts)),
+        _distinct(device_path(decode_name(entry.host_path)) for entry in _decoded(pb.PathFacts, mounts)),
     )
 
 
@@ -183,11 +183,11 @@ _create_suffixes: dict[tuple[int, int, int], bytes] = {}
 
 def _resources(cpus: CpuSet | None, mems: Mask | None, quota: int) -> bytes:
     assert cpus is None or cpus, "an empty set means all CPUs to a runtime"
-    body = field(6, str(cpus).encode() if cpus else b"")
+    body = encode_field(6, str(cpus).encode() if cpus else b"")
     if mems:
-        body += field(7, str(mems).encode())
+        body += encode_field(7, str(mems).encode())
     # A negative int64 is encoded as the 64 bits of its two's complement.
-    return body + bytes((2 << 3,)) + varint(quota % (1 << 64)) if quota else body
+    return body + bytes((2 << 3,)) + encode_varint(quota % (1 << 64)) if quota else body
 
 
 def create_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> bytes:
@@ -203,7 +203,9 @@ def create_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> byt
     if known is None:
         if len(_create_suffixes) >= _CACHED_SUFFIXES:
             _create_suffixes.clear()
-        known = _create_suffixes[key] = field(2, field(15, field(1, _resources(cpus, mems, quota))))
+        known = _create_suffixes[key] = encode_field(
+            2, encode_field(15, encode_field(1, _resources(cpus, mems, quota)))
+        )
     return known
 
 
@@ -212,10 +214,10 @@ def cgroup_parent_suffix(parent: str) -> bytes:
 
     The field is ``sandbox_config.linux.cgroup_parent``: 3, 8, 1.
     """
-    return field(3, field(8, field(1, parent.encode())))
+    return encode_field(3, encode_field(8, encode_field(1, parent.encode())))
 
 
 @functools.lru_cache(maxsize=256)
 def update_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> bytes:
     """Return the bytes to append to an UpdateContainerResourcesRequest; as ``create_suffix``."""
-    return field(2, _resources(cpus, mems, quota))
+    return encode_field(2, _resources(cpus, mems, quota))

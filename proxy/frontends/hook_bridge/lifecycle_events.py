@@ -45,7 +45,7 @@ from proxy.hooks.events import (
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
 from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.pools.facts import pod_facts
-from proxy.wire.protobuf import read
+from proxy.wire.protobuf import decode_message
 
 if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
@@ -303,5 +303,5 @@ def _entries(kind: type[_Entry], raw: bytes) -> list[_Entry]:
     found: list[_Entry] = []
     for entry in pb.ListEntries.FromString(raw).entries:
         with contextlib.suppress(DecodeError):
-            found.append(read(kind, entry))
+            found.append(decode_message(kind, entry))
     return found

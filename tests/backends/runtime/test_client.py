@@ -21,10 +21,15 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.facts import QOS_LABEL
-from proxy.wire.protobuf import field
+from proxy.wire.protobuf import encode_field
 
 DEEP = b"\x9b\x06" * 200 + b"\x9c\x06" * 200
-GOOD = field(1, b"good") + field(2, b"s") + field(3, field(1, b"main") + b"\x10\x02") + b"\x30\x01"
+GOOD = (
+    encode_field(1, b"good")
+    + encode_field(2, b"s")
+    + encode_field(3, encode_field(1, b"main") + b"\x10\x02")
+    + b"\x30\x01"
+)
 ENTRY = RuntimeContainer("good", "s", "main", 2, "RUNNING")
 
 
@@ -348,17 +353,21 @@ def test_the_client_waits_for_a_runtime_that_starts_slowly(server: Server, slow_
 @pytest.mark.parametrize(
     ("entry", "unread", "message"),
     [
-        (field(1, b"deep") + DEEP, {"deep"}, "cannot read container 'deep' of the runtime's list"),
+        (encode_field(1, b"deep") + DEEP, {"deep"}, "cannot read container 'deep' of the runtime's list"),
         (DEEP, {""}, "cannot read container '' of the runtime's list"),
-        (field(2, b"s") + field(1, b"late") + DEEP, {""}, "cannot read container ''"),
-        (field(1, b"\xff\xfe") + field(2, b"s"), set(), "cannot use a container of the runtime's list"),
+        (encode_field(2, b"s") + encode_field(1, b"late") + DEEP, {""}, "cannot read container ''"),
+        (
+            encode_field(1, b"\xff\xfe") + encode_field(2, b"s"),
+            set(),
+            "cannot use a container of the runtime's list",
+        ),
         (b"\x0a\x7fshort", {""}, "cannot read container ''"),
     ],
     ids=["deep", "deep without an id", "id not first", "id not UTF-8", "cut"],
 )
 def test_one_entry_costs_only_itself(entry: bytes, unread: set[str], message: str) -> None:
     reported: list[str] = []
-    raw = field(1, entry) + field(1, GOOD) + field(1, entry)
+    raw = encode_field(1, entry) + encode_field(1, GOOD) + encode_field(1, entry)
     found = entries_of(raw, "container", read_container, reported.append)
     assert (list(found), found.unread_ids) == ([ENTRY], unread)
     assert len(reported) == 2
@@ -367,15 +376,16 @@ def test_one_entry_costs_only_itself(entry: bytes, unread: set[str], message: st
 
 def test_a_list_that_cannot_be_split_is_a_failed_call() -> None:
     with pytest.raises(RuntimeCallError, match="cannot read the runtime's list of container entries"):
-        entries_of(field(1, GOOD) + b"\x0a\x7f", "container", read_container, lambda what: None)
+        entries_of(encode_field(1, GOOD) + b"\x0a\x7f", "container", read_container, lambda what: None)
 
 
 def test_names_that_are_not_utf8_stay_distinct() -> None:
     """If all invalid bytes became the same character, two pods would have the same uid."""
     pods = [
-        field(1, b"s%d" % n) + field(2, field(2, b"uid-" + odd)) for n, odd in enumerate((b"\xff", b"\xfe"))
+        encode_field(1, b"s%d" % n) + encode_field(2, encode_field(2, b"uid-" + odd))
+        for n, odd in enumerate((b"\xff", b"\xfe"))
     ]
-    raw = b"".join(field(1, pod) for pod in pods)
+    raw = b"".join(encode_field(1, pod) for pod in pods)
     assert [p.uid for p in entries_of(raw, "sandbox", read_sandbox, lambda what: None)] == [
         r"uid-\xff",
         r"uid-\xfe",

@@ -18,12 +18,12 @@ from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment
 from proxy.hooks.facts import Device, Mount
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
-from proxy.wire.protobuf import field
+from proxy.wire.protobuf import encode_field
 from tests.testkit.hook_facts import container_facts
 
 _M = TypeVar("_M", pb.CreateContainerRequest, pb.RunPodSandboxRequest, pb.UpdateContainerResourcesRequest)
 
-UNKNOWN = field(13, b"from a later time") + b"\x98\x06\x07"  # a text, and field 99 with the number 7
+UNKNOWN = encode_field(13, b"from a later time") + b"\x98\x06\x07"  # a text, and field 99 with the number 7
 NUMBERS = {
     "cpu_period": "cpu_period",
     "cpu_quota": "cpu_quota",
@@ -195,21 +195,23 @@ def configs(draw: st.DrawFn) -> bytes:
     config = pb.ContainerConfig(labels=draw(maps), annotations=draw(maps), log_path="x.log")
     raw = config.SerializeToString()
     for name, value in draw(st.lists(st.tuples(keys, values), max_size=5)):
-        raw += field(6, pb.KeyValue(key=name, value=value).SerializeToString() + draw(unknown))
+        raw += encode_field(6, pb.KeyValue(key=name, value=value).SerializeToString() + draw(unknown))
     for path in draw(st.lists(paths, max_size=3)):
-        raw += field(7, pb.Mount(container_path=path, host_path="/h").SerializeToString() + draw(unknown))
+        raw += encode_field(
+            7, pb.Mount(container_path=path, host_path="/h").SerializeToString() + draw(unknown)
+        )
     for path in draw(st.lists(paths, max_size=3)):
-        raw += field(8, pb.Device(container_path=path, host_path="/dev/h").SerializeToString())
+        raw += encode_field(8, pb.Device(container_path=path, host_path="/dev/h").SerializeToString())
     if draw(st.booleans()):
-        raw += field(15, field(1, draw(resources())) + draw(unknown))
+        raw += encode_field(15, encode_field(1, draw(resources())) + draw(unknown))
     return raw + draw(unknown)
 
 
 @st.composite
 def creates(draw: st.DrawFn) -> bytes:
     sandbox = pb.PodSandboxConfig(labels=draw(maps)).SerializeToString() + draw(unknown)
-    raw = field(1, b"sandbox") + field(2, draw(configs())) + field(3, sandbox)
-    again = field(2, draw(configs())) if draw(st.booleans()) else b""
+    raw = encode_field(1, b"sandbox") + encode_field(2, draw(configs())) + encode_field(3, sandbox)
+    again = encode_field(2, draw(configs())) if draw(st.booleans()) else b""
     return raw + draw(unknown) + again
 
 
@@ -245,18 +247,18 @@ def test_an_adjusted_create_equals_the_expected_one(body: bytes, adjustment: Adj
 
 pods = st.builds(
     lambda labels, notes, linux, more, rest: (
-        field(
+        encode_field(
             1,
             pb.PodSandboxConfig(labels=labels, annotations=notes).SerializeToString()
-            + field(8, linux)
+            + encode_field(8, linux)
             + more,
         )
-        + field(2, b"kata")
+        + encode_field(2, b"kata")
         + rest
     ),
     maps,
     maps,
-    st.sampled_from([b"", UNKNOWN, field(1, b"/kubepods/podu1") + UNKNOWN]),
+    st.sampled_from([b"", UNKNOWN, encode_field(1, b"/kubepods/podu1") + UNKNOWN]),
     unknown,
     unknown,
 )
@@ -277,7 +279,7 @@ def test_an_adjusted_update_equals_the_expected_one(
     linux: bytes, notes: dict[str, str], more: bytes, adjustment: Adjustment
 ) -> None:
     message = pb.UpdateContainerResourcesRequest(container_id="c1", annotations=notes)
-    body = message.SerializeToString() + field(2, linux) + more
+    body = message.SerializeToString() + encode_field(2, linux) + more
     assert same(
         pb.UpdateContainerResourcesRequest,
         adjusted_update(body, adjustment),
@@ -295,7 +297,7 @@ def request() -> bytes:
     message.config.mounts.add(container_path="/data/", host_path="/srv", readonly=True)
     message.config.linux.resources.oom_score_adj = -997
     message.config.linux.resources.memory_limit_in_bytes = 4096
-    return message.SerializeToString() + field(2, UNKNOWN)
+    return message.SerializeToString() + encode_field(2, UNKNOWN)
 
 
 def read(body: bytes) -> pb.ContainerConfig:
@@ -367,7 +369,7 @@ def test_paths_of_mounts_are_normalized_before_the_comparison() -> None:
     assert not read(adjusted_create(request(), Adjustment(mounts={"/./data": CLEAR}))).mounts
 
 
-RELABEL, MAPPING = b"\x20\x01", field(6, b"\x10\x05")
+RELABEL, MAPPING = b"\x20\x01", encode_field(6, b"\x10\x05")
 RECURSIVE, NOT_RECURSIVE = b"\x40\x01", b"\x40\x00"
 
 
@@ -384,7 +386,7 @@ def test_a_mount_of_the_same_source_keeps_what_hooks_do_not_know(
     host_path: str, readonly: bool, propagation: str, rest: bytes
 ) -> None:
     known = pb.Mount(container_path="/data", host_path="/srv", readonly=True).SerializeToString()
-    body = field(2, field(7, known + RELABEL + MAPPING + RECURSIVE))
+    body = encode_field(2, encode_field(7, known + RELABEL + MAPPING + RECURSIVE))
     mount = Mount("/data", host_path, readonly, propagation)
     (after,) = read(adjusted_create(body, Adjustment(mounts={"/data": mount}))).mounts
     assert (after.host_path, after.readonly) == (host_path, readonly)
@@ -412,7 +414,7 @@ def test_the_cgroup_of_a_pod_can_be_changed() -> None:
     message = pb.CreateContainerRequest.FromString(request())
     message.sandbox_config.linux.cgroup_parent = "/kubepods/podu1"
     message.sandbox_config.labels["app"] = "web"
-    body = message.SerializeToString() + field(3, UNKNOWN) + cgroup_parent_suffix("/other/podu1")
+    body = message.SerializeToString() + encode_field(3, UNKNOWN) + cgroup_parent_suffix("/other/podu1")
     sandbox = pb.CreateContainerRequest.FromString(body).sandbox_config
     assert (sandbox.linux.cgroup_parent, dict(sandbox.labels)) == ("/other/podu1", {"app": "web"})
     assert sandbox.SerializeToString().endswith(UNKNOWN)
@@ -453,19 +455,27 @@ def odd_request() -> bytes:
     """A request with bytes that are not UTF-8 in fields that hooks do not change."""
     config = b"".join(
         [
-            field(4, ODD),
-            field(6, field(1, b"KEEP" + ODD) + field(2, ODD)),
-            field(6, field(1, b"GONE") + field(2, ODD)),
-            field(7, field(1, b"/keep/" + ODD) + field(2, ODD)),
-            field(7, field(1, b"/gone") + field(2, ODD)),
-            field(10, field(1, b"keep") + field(2, ODD)),
-            field(10, field(1, ODD) + field(2, b"keep")),
-            field(10, field(1, b"gone") + field(2, ODD)),
-            field(15, field(1, field(9, field(1, b"keep") + field(2, ODD)))),
-            field(15, field(1, field(9, field(1, b"gone") + field(2, ODD)))),
+            encode_field(4, ODD),
+            encode_field(6, encode_field(1, b"KEEP" + ODD) + encode_field(2, ODD)),
+            encode_field(6, encode_field(1, b"GONE") + encode_field(2, ODD)),
+            encode_field(7, encode_field(1, b"/keep/" + ODD) + encode_field(2, ODD)),
+            encode_field(7, encode_field(1, b"/gone") + encode_field(2, ODD)),
+            encode_field(10, encode_field(1, b"keep") + encode_field(2, ODD)),
+            encode_field(10, encode_field(1, ODD) + encode_field(2, b"keep")),
+            encode_field(10, encode_field(1, b"gone") + encode_field(2, ODD)),
+            encode_field(
+                15, encode_field(1, encode_field(9, encode_field(1, b"keep") + encode_field(2, ODD)))
+            ),
+            encode_field(
+                15, encode_field(1, encode_field(9, encode_field(1, b"gone") + encode_field(2, ODD)))
+            ),
         ]
     )
-    return field(1, ODD) + field(2, config) + field(3, field(7, field(1, b"pod") + field(2, ODD)))
+    return (
+        encode_field(1, ODD)
+        + encode_field(2, config)
+        + encode_field(3, encode_field(7, encode_field(1, b"pod") + encode_field(2, ODD)))
+    )
 
 
 def test_unchanged_fields_keep_bytes_that_are_not_utf8() -> None:
@@ -478,24 +488,36 @@ def test_unchanged_fields_keep_bytes_that_are_not_utf8() -> None:
     changed = pb.CreateContainerEntries.FromString(adjusted_create(odd_request(), adjustment))
     before = pb.CreateContainerEntries.FromString(odd_request()).config
     config = changed.config
-    new = field(1, b"NEW") + field(2, b"1")
+    new = encode_field(1, b"NEW") + encode_field(2, b"1")
     assert list(config.envs) == [before.envs[0], new]
     assert list(config.mounts) == [before.mounts[0]]
-    assert list(config.annotations) == [*before.annotations[:2], field(1, b"new") + field(2, b"2")]
+    assert list(config.annotations) == [
+        *before.annotations[:2],
+        encode_field(1, b"new") + encode_field(2, b"2"),
+    ]
     assert list(config.linux.resources.unified) == [before.linux.resources.unified[0]]
     whole = changed.SerializeToString()
-    for kept in (field(1, ODD), field(4, ODD), field(3, field(7, field(1, b"pod") + field(2, ODD)))):
+    for kept in (
+        encode_field(1, ODD),
+        encode_field(4, ODD),
+        encode_field(3, encode_field(7, encode_field(1, b"pod") + encode_field(2, ODD))),
+    ):
         assert kept in whole
     assert b"gone" not in whole
     assert b"GONE" not in whole
 
 
 def test_a_sandbox_and_an_update_keep_bytes_that_are_not_utf8() -> None:
-    keep, gone = field(1, b"keep") + field(2, ODD), field(1, b"gone") + field(2, ODD)
+    keep, gone = (
+        encode_field(1, b"keep") + encode_field(2, ODD),
+        encode_field(1, b"gone") + encode_field(2, ODD),
+    )
     adjustment = Adjustment(annotations={"gone": CLEAR})
-    run = adjusted_run_pod(field(1, field(2, ODD) + field(7, gone) + field(7, keep)), adjustment)
+    run = adjusted_run_pod(
+        encode_field(1, encode_field(2, ODD) + encode_field(7, gone) + encode_field(7, keep)), adjustment
+    )
     assert pb.RunPodSandboxEntries.FromString(run).config.annotations[:] == [keep]
-    assert field(2, ODD) in run
-    update = adjusted_update(field(1, ODD) + field(4, gone) + field(4, keep), adjustment)
+    assert encode_field(2, ODD) in run
+    update = adjusted_update(encode_field(1, ODD) + encode_field(4, gone) + encode_field(4, keep), adjustment)
     assert pb.UpdateContainerResourcesEntries.FromString(update).annotations[:] == [keep]
-    assert field(1, ODD) in update
+    assert encode_field(1, ODD) in update

@@ -27,7 +27,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.regular_machine import regular_machine
-from proxy.wire.protobuf import field
+from proxy.wire.protobuf import encode_field
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.hook_facts import container_facts, pod_facts, remember, remember_pod
 
@@ -341,5 +341,7 @@ def test_the_pools_of_a_state_are_described() -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    body = request().SerializeToString() + field(2, field(13, b"new")) + field(9, b"newer")
+    body = (
+        request().SerializeToString() + encode_field(2, encode_field(13, b"new")) + encode_field(9, b"newer")
+    )
     assert container_facts(body).name == "app"
