@@ -35,7 +35,7 @@ from proxy.reload.steps import (
     hooks_step,
     suppression_step,
 )
-from proxy.sockets.unix_socket import Listener, mirror_mode
+from proxy.sockets.unix_socket import Listener, copy_owner_and_mode
 from proxy.staging.on_demand import PASSTHROUGH_ACTIONS, PASSTHROUGH_ROUTES, LazyStaging
 from proxy.succession.replacement import DaemonReplacement, wait_quiet
 from proxy.takeover.on_demand import LazyTakeover
@@ -374,7 +374,7 @@ class Daemon:
         """Keep owner and mode of our socket like those of the runtime's socket, which may appear later."""
         while self._listener is not None and not self._listener.adopted:
             if self._listener.is_in_place:
-                mirror_mode(self._listener.path, self.config.runtime)
+                copy_owner_and_mode(self._listener.path, self.config.runtime)
             elif self.executor is not None:
                 self.executor.telemetry.problem(
                     "the socket was removed: no client can connect (restart)", path=self._listener.path

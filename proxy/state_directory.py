@@ -15,7 +15,7 @@ from typing import Any
 from proxy.backends.ledger import FileLedger, open_ledger, read_entries
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError
-from proxy.sockets.instance_lock import Lock
+from proxy.sockets.instance_lock import InstanceLock
 
 NO_ROOM = (errno.EROFS, *FULL)
 """Errors for which a lock cannot be taken although the state directory is configured correctly."""
@@ -44,7 +44,7 @@ class StateDirectory:
         self.ledger: FileLedger | None = None
         self.entries: Mapping[str, Mapping[str, Any]] = {}
         self.notes: list[str] = []
-        self._lock: Lock | None = None
+        self._lock: InstanceLock | None = None
         try:
             self._lock = _locked(path)
         except CannotCreateError as error:
@@ -75,9 +75,9 @@ class StateDirectory:
             self._lock.release()
 
 
-def _locked(path: Path) -> Lock:
+def _locked(path: Path) -> InstanceLock:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise CannotCreateError(f"cannot make the state directory {path}: {error.strerror}") from error
-    return Lock.take(path / "lock", f"use the state directory {path}")
+    return InstanceLock.acquire(path / "lock", f"use the state directory {path}")

@@ -165,9 +165,9 @@ class PluginServer:
             "v1beta1.DevicePlugin",
             service.handlers,
             threads=THREADS,
-            at_once=CALLS,
-            stop_s=STOP_S,
-            end_s=END_S,
+            max_requests=CALLS,
+            grace_s=STOP_S,
+            close_timeout_s=END_S,
         )
         self._registration = Registration(directory, endpoint, plugin.resource)
         self._stopping = threading.Event()

@@ -234,9 +234,9 @@ class DeviceManager:
             "v1beta1.Registration",
             lambda: {"Register": handler},
             threads=2,
-            at_once=8,
-            stop_s=0,
-            end_s=CALL_S,
+            max_requests=8,
+            grace_s=0,
+            close_timeout_s=CALL_S,
         )
 
     def _forget(self) -> None:

@@ -22,7 +22,7 @@ from proxy.model.errors import InputError, LockedError, PermissionDeniedError
 from proxy.model.mode import NodeMode
 from proxy.release.on_demand import RELEASE_RECORD
 from proxy.release.service import RELEASED, Release
-from proxy.sockets.instance_lock import Lock
+from proxy.sockets.instance_lock import InstanceLock
 from proxy.topology.reader import read_machine
 
 POLL_S = 0.2
@@ -87,7 +87,7 @@ def _has_ledger(config: Config) -> bool:
 @contextlib.contextmanager
 def _locked(config: Config) -> Iterator[None]:
     try:
-        lock = Lock.take(config.state_dir / "lock", f"use the state directory {config.state_dir}")
+        lock = InstanceLock.acquire(config.state_dir / "lock", f"use the state directory {config.state_dir}")
     except LockedError as error:
         raise LockedError(f"{error} (without --offline, the command goes to the running daemon)") from None
     try:

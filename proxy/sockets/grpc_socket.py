@@ -29,7 +29,7 @@ from proxy.sockets.unix_socket import require_no_live_socket
 if TYPE_CHECKING:
     import grpc
 
-MODE = 0o600
+SOCKET_MODE = 0o600
 OPEN_RETRY: Final = Backoff(1.0, 15.0)
 """Seconds before the opening of a socket is retried: its current user may be stopping."""
 
@@ -37,18 +37,18 @@ OPEN_RETRY: Final = Backoff(1.0, 15.0)
 class SocketPath:
     """One path of a socket: bound and removed."""
 
-    def __init__(self, path: Path, purpose: str, *, announced: bool = False) -> None:
+    def __init__(self, path: Path, purpose: str, *, needs_create_event: bool = False) -> None:
         """Prepare; nothing is bound yet.
 
         Args:
             path: Where to listen.
             purpose: The purpose of the socket, for messages: ``serve hooks``.
-            announced: Whether the path must appear as a new file (IN_CREATE of inotify(7)), as when a server
-                binds it, and not as a file that is moved there. A dead socket is removed first.
+            needs_create_event: Whether the path must appear as a new file (IN_CREATE of inotify(7)), as when
+                a server binds it, and not as a file that is moved there. A dead socket is removed first.
         """
         self._path = path
-        self._announced = announced
-        self._failed = f"cannot {purpose} on {path}"
+        self._needs_create_event = needs_create_event
+        self._error_prefix = f"cannot {purpose} on {path}"
         self._identity: tuple[int, int] | None = None
 
     def bind(self, listen: Callable[[str], int]) -> None:
@@ -68,19 +68,19 @@ class SocketPath:
             with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as directory:  # mode 0700
                 beside = Path(directory, "s")
                 if len(os.fsencode(beside)) > PATH_LIMIT:
-                    raise CannotCreateError(f"{self._failed}: the name of its directory is too long")
+                    raise CannotCreateError(f"{self._error_prefix}: the name of its directory is too long")
                 self._listen(listen, beside)
-                beside.chmod(MODE)
+                beside.chmod(SOCKET_MODE)
                 status = beside.stat()
                 self._move(beside)
         except PermissionError as error:
-            raise PermissionDeniedError(f"{self._failed}: {error.strerror}") from error
+            raise PermissionDeniedError(f"{self._error_prefix}: {error.strerror}") from error
         except OSError as error:
-            raise CannotCreateError(f"{self._failed}: {error.strerror}") from error
+            raise CannotCreateError(f"{self._error_prefix}: {error.strerror}") from error
         self._identity = status.st_dev, status.st_ino
 
     def _move(self, beside: Path) -> None:
-        if self._announced:
+        if self._needs_create_event:
             self._path.unlink(missing_ok=True)
             self._path.hardlink_to(beside)
         else:
@@ -93,7 +93,7 @@ class SocketPath:
                 return
         except RuntimeError as error:  # the library's error if it cannot bind
             cause = f": {error}"
-        raise CannotCreateError(f"{self._failed}: it cannot be bound{cause}")
+        raise CannotCreateError(f"{self._error_prefix}: it cannot be bound{cause}")
 
     def unbind(self) -> None:
         """Remove the path, if it is still ours."""
@@ -108,7 +108,7 @@ class GrpcSocket:
     """Serves one gRPC service on a path.
 
     Attributes:
-        wanted: Whether the socket should be open; if not, ``open`` does nothing.
+        may_open: Whether ``open`` may open the socket; if not, it does nothing.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class GrpcSocket:
         handlers: Callable[[], Mapping[str, grpc.RpcMethodHandler[Any, Any]]],
         *,
         threads: int,
-        at_once: int,
+        max_requests: int,
         options: Sequence[tuple[str, int]] = (),
-        stop_s: float,
-        end_s: float,
-        announced: bool = False,
+        grace_s: float,
+        close_timeout_s: float,
+        needs_create_event: bool = False,
     ) -> None:
         """Prepare; nothing is opened before ``open``.
 
@@ -133,19 +133,19 @@ class GrpcSocket:
             service: The name of the service, with its package.
             handlers: Returns the methods by name; called when it is opened.
             threads: Requests that are answered at a time.
-            at_once: Requests that may be answered or wait at a time; others are refused.
+            max_requests: Requests that may be answered or wait at a time; others are refused.
             options: Options of the gRPC server.
-            stop_s: Seconds in which requests may end after ``close``.
-            end_s: Seconds that ``close`` waits for the server to end.
-            announced: Whether the socket must appear as a new file (``SocketPath``).
+            grace_s: Seconds in which requests may end after ``close``.
+            close_timeout_s: Seconds that ``close`` waits for the server to end.
+            needs_create_event: Whether the socket must appear as a new file (``SocketPath``).
         """
-        self._place = SocketPath(path, purpose, announced=announced)
+        self._socket_path = SocketPath(path, purpose, needs_create_event=needs_create_event)
         self._service, self._handlers, self._options = service, handlers, options
-        self._threads, self._at_once = threads, at_once
-        self._stop_s, self._end_s = stop_s, end_s
+        self._threads, self._max_requests = threads, max_requests
+        self._grace_s, self._close_timeout_s = grace_s, close_timeout_s
         self._server: grpc.Server | None = None
         self._lock = threading.Lock()
-        self.wanted = True
+        self.may_open = True
 
     def open(self) -> None:
         """Listen; runs in a thread.
@@ -154,30 +154,30 @@ class GrpcSocket:
             CannotCreateError, PermissionDeniedError: The socket cannot be created.
         """
         with self._lock:
-            if self.wanted and self._server is None:
+            if self.may_open and self._server is None:
                 self._server = self._opened()
 
     def close(self) -> None:
         """Remove the socket, let running requests end for a moment, and close; runs in a thread."""
         with self._lock:
-            self._place.unbind()
+            self._socket_path.unbind()
             server, self._server = self._server, None
         if server is not None:
-            server.stop(self._stop_s).wait(self._end_s)
+            server.stop(self._grace_s).wait(self._close_timeout_s)
 
     def _opened(self) -> grpc.Server:
         import grpc
 
         pool = concurrent.futures.ThreadPoolExecutor(self._threads, thread_name_prefix=self._service)
-        server = grpc.server(pool, options=self._options, maximum_concurrent_rpcs=self._at_once)
+        server = grpc.server(pool, options=self._options, maximum_concurrent_rpcs=self._max_requests)
         handlers = dict(self._handlers())
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self._service, handlers),))
         try:
-            self._place.bind(lambda path: server.add_insecure_port(f"unix:{quote(path)}"))
+            self._socket_path.bind(lambda path: server.add_insecure_port(f"unix:{quote(path)}"))
             server.start()
         except BaseException:
             server.stop(None)
-            self._place.unbind()
+            self._socket_path.unbind()
             raise
         return server
 

@@ -20,15 +20,15 @@ from proxy.model.errors import CannotCreateError, LockedError, PermissionDeniedE
 
 
 @dataclass(slots=True)
-class Lock:
+class InstanceLock:
     """A lock that is held until ``release`` or the end of the process."""
 
     path: Path
     _fd: int
 
     @classmethod
-    def take(cls, path: Path, what: str) -> Self:
-        """Take the lock, or raise with the process that has it.
+    def acquire(cls, path: Path, what: str) -> Self:
+        """Acquire the lock, or raise with the process that has it.
 
         Args:
             path: The lock file; it is created if it is missing.
@@ -58,21 +58,21 @@ class Lock:
                 if isinstance(error, BlockingIOError):
                     raise LockedError(f"cannot {what}: {holder} holds the lock {path}") from error
                 raise CannotCreateError(f"cannot {what}: the lock {path}: {error.strerror}") from error
-            if _same(fd, path):
+            if _is_at_path(fd, path):
                 break
             os.close(fd)  # The file was replaced between open and flock; the new one counts.
-        _name_holder(fd)
+        _write_pid(fd)
         return cls(path, fd)
 
     @classmethod
-    def received(cls, path: Path, fd: int) -> Self:
+    def from_descriptor(cls, path: Path, fd: int) -> Self:
         """Take a lock over from the process that has sent its open file: the kernel keeps it for both."""
         os.set_inheritable(fd, False)
         return cls(path, fd)
 
-    def claim(self) -> None:
+    def record_holder(self) -> None:
         """Write this process into the lock file, so that messages can name the holder."""
-        _name_holder(self._fd)
+        _write_pid(self._fd)
 
     def fileno(self) -> int:
         """Return the descriptor of the locked file."""
@@ -96,13 +96,13 @@ def _open(path: Path, flags: int) -> int:
         raise
 
 
-def _name_holder(fd: int) -> None:
+def _write_pid(fd: int) -> None:
     with contextlib.suppress(OSError):  # a full disk: the pid is for messages only
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
 
-def _same(fd: int, path: Path) -> bool:
+def _is_at_path(fd: int, path: Path) -> bool:
     try:
         status = path.stat(follow_symlinks=False)
     except FileNotFoundError:

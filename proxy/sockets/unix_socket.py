@@ -27,13 +27,13 @@ from typing import Self
 from proxy.config.endpoint import PATH_LIMIT, parse_endpoint
 from proxy.model.errnos import DENIED
 from proxy.model.errors import CannotCreateError, ConfigError, PermissionDeniedError
-from proxy.sockets.instance_lock import Lock
+from proxy.sockets.instance_lock import InstanceLock
 
 __all__ = [
     "DEFAULT_DIRECTORY",
     "Listener",
     "bind_at",
-    "mirror_mode",
+    "copy_owner_and_mode",
     "open_listener",
     "parse_endpoint",
     "require_no_live_socket",
@@ -41,13 +41,13 @@ __all__ = [
 
 DEFAULT_DIRECTORY = Path("/run/topoproxy")
 BACKLOG = 4096
-PROBE_SECONDS = 2.0
+PROBE_S = 2.0
 
-FIRST_FD = 3
-FD_NAME = "cri"
+FIRST_LISTEN_FD = 3
+LISTEN_FD_NAME = "cri"
 
 
-def adopt(environ: MutableMapping[str, str]) -> socket.socket | None:
+def systemd_socket(environ: MutableMapping[str, str]) -> socket.socket | None:
     """Return the socket that systemd hands over, if it does.
 
     The socket named ``cri`` is taken; if only one is handed over, its name does not matter.
@@ -63,13 +63,13 @@ def adopt(environ: MutableMapping[str, str]) -> socket.socket | None:
     names = environ.pop("LISTEN_FDNAMES", "").split(":")
     if pid != str(os.getpid()) or not count_text.isdigit() or not 0 < int(count_text) < 1024:
         return None
-    fds = range(FIRST_FD, FIRST_FD + int(count_text))
-    candidates = [fd for fd, name in zip(fds, names, strict=False) if name == FD_NAME]
+    fds = range(FIRST_LISTEN_FD, FIRST_LISTEN_FD + int(count_text))
+    candidates = [fd for fd, name in zip(fds, names, strict=False) if name == LISTEN_FD_NAME]
     chosen = candidates or [fd for fd in fds if len(fds) == 1]
     if len(chosen) != 1:
         raise CannotCreateError(
-            f"cannot adopt systemd's sockets: of {len(fds)} handed over, {len(chosen)} are named {FD_NAME}"
-            f" (FileDescriptorName={FD_NAME} in the socket unit names one)"
+            f"cannot adopt systemd's sockets: of {len(fds)} handed over, {len(chosen)} are named"
+            f" {LISTEN_FD_NAME} (FileDescriptorName={LISTEN_FD_NAME} in the socket unit names one)"
         )
     for fd in fds:
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ def adopt(environ: MutableMapping[str, str]) -> socket.socket | None:
     return adopted
 
 
-def path_of(adopted: socket.socket) -> Path:
+def path_of_socket(adopted: socket.socket) -> Path:
     """Find the path where clients of an adopted socket connect.
 
     Raises:
@@ -122,13 +122,13 @@ class Listener:
     path: Path
     adopted: bool
     _identity: tuple[int, int, int] | None = None
-    _lock: Lock | None = None
+    _lock: InstanceLock | None = None
 
     def close(self, keep_lock: bool = False) -> None:
         """Stop listening and remove the path if it is still ours; an adopted socket stays.
 
         Args:
-            keep_lock: Hold the lock until ``release``, while calls in flight are finished.
+            keep_lock: Hold the lock until ``release_lock``, while calls in flight are finished.
         """
         if self._identity is not None and _identify(self.path) == self._identity:
             with contextlib.suppress(OSError):
@@ -136,10 +136,10 @@ class Listener:
         self._identity = None
         self.socket.close()
         if not keep_lock:
-            self.release()
+            self.release_lock()
 
     @classmethod
-    def received(
+    def from_descriptors(
         cls, path: Path, adopted: bool, identity: Sequence[int] | None, listening: int, lock: int
     ) -> Self:
         """Take the socket of another daemon, and its lock, as open file descriptors.
@@ -151,7 +151,7 @@ class Listener:
             listening: The socket.
             lock: The locked file.
         """
-        held = Lock.received(path.with_name(path.name + ".lock"), lock)
+        held = InstanceLock.from_descriptor(path.with_name(path.name + ".lock"), lock)
         os.set_inheritable(listening, False)
         end = socket.socket(fileno=listening)
         end.setblocking(False)
@@ -168,10 +168,10 @@ class Listener:
         assert self._lock is not None
         return self.socket.fileno(), self._lock.fileno()
 
-    def claim(self) -> None:
+    def record_holder(self) -> None:
         """Record this process as the holder of the lock, after the previous daemon has ended."""
         assert self._lock is not None
-        self._lock.claim()
+        self._lock.record_holder()
 
     def hand_over(self) -> None:
         """Close our descriptors; socket, path and lock stay with the daemon that has received them."""
@@ -183,7 +183,7 @@ class Listener:
         """Whether clients can still find the socket."""
         return self._identity is None or _identify(self.path) == self._identity
 
-    def release(self) -> None:
+    def release_lock(self) -> None:
         """Let another proxy take the socket."""
         if self._lock is not None:
             self._lock.release()
@@ -215,14 +215,14 @@ def open_listener(
         ConfigError: The path is the runtime's own socket.
     """
     with contextlib.ExitStack() as undo:
-        adopted = adopt(environ)
+        adopted = systemd_socket(environ)
         if adopted is not None:
             undo.callback(adopted.close)
-            path = path_of(adopted)
-        _refuse_own_runtime(path, runtime_path)
+            path = path_of_socket(adopted)
+        _refuse_runtime_socket(path, runtime_path)
         if adopted is None:
-            _need_directory(path)
-        lock = Lock.take(path.with_name(path.name + ".lock"), f"listen on {path}")
+            _require_directory(path)
+        lock = InstanceLock.acquire(path.with_name(path.name + ".lock"), f"listen on {path}")
         undo.callback(lock.release)
         if adopted is not None:
             listener = Listener(adopted, path, adopted=True, _lock=lock)
@@ -256,7 +256,7 @@ def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
         beside.unlink(missing_ok=True)
         os.fchmod(listening.fileno(), 0o600)  # Linux gives the file the mode that the socket has at bind.
         listening.bind(os.fspath(beside))
-        if like is None or not mirror_mode(beside, like):
+        if like is None or not copy_owner_and_mode(beside, like):
             beside.chmod(mode)
         listening.listen(BACKLOG)
         beside.rename(path)
@@ -272,7 +272,7 @@ def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
     return listening
 
 
-def mirror_mode(path: Path, runtime_path: Path) -> bool:
+def copy_owner_and_mode(path: Path, runtime_path: Path) -> bool:
     """Copy owner, group and permissions from the runtime's socket, so that the same clients connect.
 
     If the process may not change the file's owner, the group's bits are left out: they would let in another
@@ -303,7 +303,7 @@ def mirror_mode(path: Path, runtime_path: Path) -> bool:
     return True
 
 
-def _refuse_own_runtime(path: Path, runtime_path: Path) -> None:
+def _refuse_runtime_socket(path: Path, runtime_path: Path) -> None:
     same = os.path.realpath(path) == os.path.realpath(runtime_path)
     with contextlib.suppress(OSError):
         same = same or path.samefile(runtime_path)
@@ -313,7 +313,7 @@ def _refuse_own_runtime(path: Path, runtime_path: Path) -> None:
         )
 
 
-def _need_directory(path: Path) -> None:
+def _require_directory(path: Path) -> None:
     directory = path.parent
     try:
         if directory == DEFAULT_DIRECTORY:
@@ -348,7 +348,7 @@ def require_no_live_socket(path: Path) -> None:
             f"cannot listen on {path}: {what} is there and does not belong to topoproxy; it was left alone"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(PROBE_SECONDS)
+        probe.settimeout(PROBE_S)
         try:
             probe.connect(os.fspath(path))
         except (ConnectionRefusedError, FileNotFoundError):

@@ -61,7 +61,7 @@ class Predecessor:
         """
         data, fds = receive(self._channel, 2)
         facts = json.loads(data)
-        listener = Listener.received(Path(facts["path"]), facts["adopted"], facts["identity"], *fds)
+        listener = Listener.from_descriptors(Path(facts["path"]), facts["adopted"], facts["identity"], *fds)
         if not listener.adopted and listener.path != path:
             listener.hand_over()
             raise CannotCreateError(
@@ -84,7 +84,7 @@ class Predecessor:
         self._send(json.dumps({**READY, "pid": os.getpid()}))
         data, _ = receive(self._channel, 0)
         if self._listener is not None:
-            self._listener.claim()
+            self._listener.record_holder()
         go = json.loads(data)
         self.was_quiet = bool(go[QUIET])
         for _ in range(go.get(CALLS, 0)):  # older daemons name none

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from proxy.model.errors import CannotCreateError, LockedError
-from proxy.sockets.instance_lock import Lock
+from proxy.sockets.instance_lock import InstanceLock
 
 HOLD = """
 import sys
 from pathlib import Path
-from proxy.sockets.instance_lock import Lock
-Lock.take(Path(sys.argv[1]), "try")
+from proxy.sockets.instance_lock import InstanceLock
+InstanceLock.acquire(Path(sys.argv[1]), "try")
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -42,25 +42,25 @@ def test_a_second_process_learns_which_one_holds_the_lock(tmp_path: Path, other:
     with pytest.raises(
         LockedError, match=rf"^cannot listen on x: pid {other.pid} \(.*python.*\) holds the lock"
     ):
-        Lock.take(tmp_path / "l", "listen on x")
+        InstanceLock.acquire(tmp_path / "l", "listen on x")
     assert (tmp_path / "l").read_bytes() == before == f"{other.pid}\n".encode()
 
 
 def test_a_killed_holder_leaves_no_lock(tmp_path: Path, other: subprocess.Popen) -> None:
     other.send_signal(signal.SIGKILL)
     other.wait()
-    lock = Lock.take(tmp_path / "l", "try")
+    lock = InstanceLock.acquire(tmp_path / "l", "try")
     assert (tmp_path / "l").read_text() == f"{os.getpid()}\n"
     lock.release()
     lock.release()
-    Lock.take(tmp_path / "l", "try").release()
+    InstanceLock.acquire(tmp_path / "l", "try").release()
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("keep")
     (tmp_path / "l").symlink_to(tmp_path / "target")
     with pytest.raises(CannotCreateError, match="cannot try: the lock"):
-        Lock.take(tmp_path / "l", "try")
+        InstanceLock.acquire(tmp_path / "l", "try")
     assert (tmp_path / "target").read_text() == "keep"
 
 
@@ -68,7 +68,7 @@ def test_only_a_regular_file_can_be_locked(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "l")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CannotCreateError, match=r"cannot try: the lock .*/l: it is not a regular file"):
-        Lock.take(tmp_path / "l", "try")
+        InstanceLock.acquire(tmp_path / "l", "try")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -86,8 +86,8 @@ def test_a_replaced_lock_file_does_not_count(tmp_path: Path, monkeypatch: pytest
         real(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", swap)
-    lock = Lock.take(path, "try")
+    lock = InstanceLock.acquire(path, "try")
     assert len(calls) == 2
     with pytest.raises(LockedError, match=f"pid {os.getpid()}"):
-        Lock.take(path, "try")
+        InstanceLock.acquire(path, "try")
     lock.release()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from proxy.model.errors import CannotCreateError, ConfigError, LockedError, PermissionDeniedError
-from proxy.sockets.unix_socket import bind_at, mirror_mode, open_listener, parse_endpoint
+from proxy.sockets.unix_socket import bind_at, copy_owner_and_mode, open_listener, parse_endpoint
 
 SERVE = """
 import sys
@@ -162,7 +162,7 @@ def test_an_active_socket_with_a_full_queue_is_kept(at: Path, runtime: Path) -> 
         living.listen(0)
         waiting.connect(str(at))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("proxy.sockets.unix_socket.PROBE_SECONDS", 0.05)
+            patch.setattr("proxy.sockets.unix_socket.PROBE_S", 0.05)
             with pytest.raises(CannotCreateError, match="may be in use"):
                 open_listener(at, runtime)
         assert at.is_socket()
@@ -220,7 +220,7 @@ def test_the_lock_can_outlive_the_socket(at: Path, runtime: Path) -> None:
     assert not at.exists()
     with pytest.raises(LockedError):
         open_listener(at, runtime)
-    listener.release()
+    listener.release_lock()
     open_listener(at, runtime).close()
 
 
@@ -260,7 +260,7 @@ def test_owner_group_and_mode_are_the_runtimes(at: Path, runtime: Path) -> None:
         assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 2345, 0o606)
         os.chown(runtime, 1, 2)
         runtime.chmod(0o600)
-        assert mirror_mode(at, runtime)
+        assert copy_owner_and_mode(at, runtime)
         found = at.stat()
         assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1, 2, 0o600)
 
@@ -276,7 +276,7 @@ def test_a_file_in_place_of_the_socket_keeps_its_mode(
         at.unlink()
         replace(at, os.fspath(other))
         before = at.stat().st_mode
-        assert not mirror_mode(at, runtime)
+        assert not copy_owner_and_mode(at, runtime)
         assert (at.stat().st_mode, stat.S_IMODE(other.stat().st_mode)) == (before, 0o640)
 
 
@@ -285,9 +285,9 @@ def test_without_a_runtime_the_socket_is_for_the_owner_and_group(at: Path) -> No
     try:
         with open_listener(at, at.parent / "absent"):
             assert stat.S_IMODE(at.stat().st_mode) == 0o660
-            assert not mirror_mode(at, at.parent / "absent")
+            assert not copy_owner_and_mode(at, at.parent / "absent")
             (at.parent / "plain").write_text("")
-            assert not mirror_mode(at, at.parent / "plain")
+            assert not copy_owner_and_mode(at, at.parent / "plain")
     finally:
         os.umask(umask)
 
@@ -301,12 +301,12 @@ def test_without_permission_to_chown_no_other_group_may_connect(
     with open_listener(at, runtime):
         real = runtime.stat()
         monkeypatch.setattr(os, "chown", refuse)
-        mirror_mode(at, runtime)
+        copy_owner_and_mode(at, runtime)
         assert stat.S_IMODE(at.stat().st_mode) == 0o660  # the same owner: no chown is needed
         other = os.stat_result((*real[:4], real.st_uid + 1, real.st_gid + 1, *real[6:]))
         plain = Path.stat
         monkeypatch.setattr(Path, "stat", lambda p, **k: other if p == runtime else plain(p, **k))
-        mirror_mode(at, runtime)
+        copy_owner_and_mode(at, runtime)
         assert stat.S_IMODE(at.lstat().st_mode) == 0o600
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.config import DEFAULT_FILE, Config
 from proxy.config.load import drop_ins
-from proxy.sockets.unix_socket import DEFAULT_DIRECTORY, FD_NAME
+from proxy.sockets.unix_socket import DEFAULT_DIRECTORY, LISTEN_FD_NAME
 
 UNITS = Path(__file__).parents[2] / "systemd"
 
@@ -82,7 +82,7 @@ def test_directories_are_those_of_the_program() -> None:
 def test_the_socket_is_the_one_that_the_program_adopts() -> None:
     section = read("topoproxy.socket")["Socket"]
     assert section["ListenStream"] == [str(Config().listen)]
-    assert section["FileDescriptorName"] == [FD_NAME]
+    assert section["FileDescriptorName"] == [LISTEN_FD_NAME]
     assert section["SocketMode"] == ["0660"]
     assert read("topoproxy.service")["Install"]["Also"] == ["topoproxy.socket"]
 

@@ -178,11 +178,11 @@ class RegistrationServer:
             SERVICE,
             self._handlers,
             threads=AT_ONCE,
-            at_once=AT_ONCE,
+            max_requests=AT_ONCE,
             options=(("grpc.max_receive_message_length", REQUEST_LIMIT),),
-            stop_s=STOP_S,
-            end_s=2 * STOP_S,
-            announced=True,
+            grace_s=STOP_S,
+            close_timeout_s=2 * STOP_S,
+            needs_create_event=True,
         )
 
     def open(self) -> None:
@@ -218,7 +218,7 @@ class RegistrationServer:
 
     def close(self) -> None:
         """Stop listening permanently; runs in a thread."""
-        self._socket.wanted = False
+        self._socket.may_open = False
         self._socket.close()
 
     def _handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:

@@ -79,7 +79,7 @@ class HookServerRunner:
         Raises:
             CannotCreateError, PermissionDeniedError: The socket cannot be bound; nothing remains open.
         """
-        self._server.socket.wanted = True
+        self._server.socket.may_open = True
         await asyncio.to_thread(self._server.socket.open)
         self.listening = True
         polling = run_with_restarts(self.servicer.pending.run, self._executor.restarted)
@@ -89,7 +89,8 @@ class HookServerRunner:
 
     async def stop(self) -> None:
         """Stop listening. Calls in progress are found again after a start, as after a crash."""
-        self._server.socket.wanted = False  # also stops an attempt to open it that is in progress in a thread
+        # This also stops an attempt to open it that is in progress in a thread.
+        self._server.socket.may_open = False
         await asyncio.to_thread(self._server.socket.close)
         self.listening = False
         if self._task is not None:
@@ -136,13 +137,13 @@ class HookServer:
             SERVICE,
             self._handlers,
             threads=THREADS,
-            at_once=AT_ONCE,
+            max_requests=AT_ONCE,
             options=(
                 ("grpc.max_receive_message_length", LARGEST_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", LARGEST_MESSAGE_BYTES),
             ),
-            stop_s=STOP_S,
-            end_s=STOP_S + _MARGIN_S,
+            grace_s=STOP_S,
+            close_timeout_s=STOP_S + _MARGIN_S,
         )
 
     def _handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:

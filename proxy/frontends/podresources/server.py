@@ -273,9 +273,9 @@ class PodResourcesServer:
             SERVICE,
             self._handlers,
             threads=THREADS,
-            at_once=AT_ONCE,
-            stop_s=STOP_S,
-            end_s=2 * STOP_S,
+            max_requests=AT_ONCE,
+            grace_s=STOP_S,
+            close_timeout_s=2 * STOP_S,
         )
 
     def close(self) -> None:

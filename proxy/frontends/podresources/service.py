@@ -62,5 +62,6 @@ class PodResourcesService:
 
     async def stop(self) -> None:
         """Stop listening."""
-        self._server.socket.wanted = False  # also stops an attempt to open it that is in progress in a thread
+        # This also stops an attempt to open it that is in progress in a thread.
+        self._server.socket.may_open = False
         await asyncio.to_thread(self._server.close)
