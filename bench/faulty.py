@@ -34,7 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.atomic_write import write_whole
+from proxy.atomic_write import write_completely
 from proxy.backends.cgroup.fake.cpuset_rules import FakeCgroupFiles
 from proxy.backends.ledger import file_ledger
 from proxy.executor.node_executor import NodeExecutor
@@ -101,7 +101,7 @@ async def move(executor: NodeExecutor, container_id: str) -> None:
 
 def install(faults: Faults) -> None:
     """Put the faults between the daemon and what it stands on."""
-    store, write, release = write_whole, FakeCgroupFiles.write, InterceptedCall.release
+    store, write, release = write_completely, FakeCgroupFiles.write, InterceptedCall.release
     request, response = CriCallFlow.request, CriCallFlow.response
 
     def stored(fd: int, data: bytes) -> None:
@@ -136,7 +136,7 @@ def install(faults: Faults) -> None:
         response(self, call, message)
         faults.step(f"{call.method}: answered and noted")
 
-    file_ledger.write_whole = stored  # type: ignore[attr-defined]
+    file_ledger.write_completely = stored  # type: ignore[attr-defined]
     FakeCgroupFiles.write = written  # type: ignore[method-assign]
     InterceptedCall.release = released  # type: ignore[method-assign]
     CriCallFlow.request = requested  # type: ignore[method-assign, assignment]

@@ -39,8 +39,8 @@ from proxy.model.errors import CgroupError, TopologyError
 from proxy.model.koordinator import KeepQuota, SuppressMode
 from proxy.model.machine import Machine
 from proxy.topology.devices import SysfsDevices
-from proxy.topology.reader import is_same, read_machine
-from proxy.topology.uevents import listen
+from proxy.topology.reader import is_machine_unchanged, read_machine
+from proxy.topology.uevents import subscribe_to_uevents
 
 if TYPE_CHECKING:
     from proxy.backends.cluster.files import AgentFiles
@@ -317,7 +317,7 @@ def _devices(config: Config, context: NodeContext) -> DeviceLocator:
 
 def _machine_events(context: NodeContext) -> MachineEvents | None:
     """Watch for CPUs and memory that are added or removed, if the kernel reports that."""
-    events, problem = listen()
+    events, problem = subscribe_to_uevents()
     if problem:
         context.telemetry.problem(NO_UEVENTS, err=problem)
     return events
@@ -333,7 +333,7 @@ def _displaced(config: Config, cgroups: Cgroups) -> DisplacedTasks | None:
 def _changed(config: Config, known: Machine) -> Machine | None:
     """Read the machine again if its CPUs or its memory changed."""
     try:
-        if is_same(known, config.sysfs_root):
+        if is_machine_unchanged(known, config.sysfs_root):
             return None
         return read_machine(config.sysfs_root, config.procfs_root)
     except (OSError, ValueError, TopologyError):

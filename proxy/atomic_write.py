@@ -50,7 +50,7 @@ def write_file(
         os.fchmod(fd, mode)
         if keep_owner:
             _copy_owner(fd, path)
-        write_whole(fd, data)
+        write_completely(fd, data)
         if finish is not None:
             finish(fd)
         if sync:
@@ -71,7 +71,7 @@ def write_file(
             sync_directory(path.parent)
 
 
-def write_whole(fd: int, data: bytes) -> None:
+def write_completely(fd: int, data: bytes) -> None:
     """Write data in one call; write(2) on a regular file writes less only when the file system is full.
 
     Raises:

@@ -111,7 +111,7 @@ def _other_managers(
     sysfs = SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root)
     reader = OtherManagersReader(
         SharedPodResources(str(config.kubelet.pod_resources)),
-        lambda name: sysfs.located(name).functions,
+        lambda name: sysfs.locate_device(name).functions,
         executor.telemetry,
     )
     return OtherManagers(executor, reader.read, plugins.withdraw, is_in_use)

@@ -12,16 +12,17 @@ class SystemdNotifier:
     """Sends state lines to the socket that systemd names; without one every call does nothing.
 
     Attributes:
-        interval: Seconds between calls of ``ping`` (half of what systemd waits); None without a watchdog.
+        ping_interval_s: Seconds between calls of ``ping`` (half of what systemd waits); None without a
+            watchdog.
     """
 
-    __slots__ = ("_address", "interval")
+    __slots__ = ("_address", "ping_interval_s")
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         name = environ.get("NOTIFY_SOCKET", "")
         # An abstract name is written with @ in the environment and starts with a zero byte in the kernel.
         self._address = "\0" + name[1:] if name.startswith("@") else name if name.startswith("/") else ""
-        self.interval = self._watchdog(environ) if self._address else None
+        self.ping_interval_s = self._watchdog(environ) if self._address else None
 
     @staticmethod
     def _watchdog(environ: Mapping[str, str]) -> float | None:

@@ -14,11 +14,11 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-_LINKS = 40
+_LINKS_LIMIT = 40
 """The number of links in a row that the kernel follows."""
 
 
-class Trust:
+class TrustCheck:
     """Checks files and directories; keeps its results for directories for the duration of one check."""
 
     def __init__(self, owners: Collection[int] = ()) -> None:
@@ -46,16 +46,16 @@ class Trust:
         if known is not None:
             return known
         real = os.path.realpath(directory)
-        problem = self._one(real, inner=not sticky)
+        problem = self._problem_of_directory(real, inner=not sticky)
         while not problem and real != "/":
             real = os.path.dirname(real)  # noqa: PTH120 - twice a second, for every directory
-            problem = self._one(real, inner=False)
+            problem = self._problem_of_directory(real, inner=False)
         self._answers[directory, sticky] = problem
         return problem
 
     def path_problem(self, path: Path, *, sticky: bool = False) -> str:
         """Return the same for the directories of a file and of each link on its path."""
-        for step in steps(path):
+        for step in link_chain(path):
             if problem := self.directory_problem(step.parent, sticky=sticky):
                 return problem
         return ""
@@ -67,7 +67,7 @@ class Trust:
             OSError: The file cannot be examined; FileNotFoundError for a link to nothing.
         """
         last = path
-        for last in steps(path):
+        for last in link_chain(path):
             if problem := self.directory_problem(last.parent):
                 return problem
         return self.regular_file_problem(last, os.lstat(last))
@@ -80,58 +80,60 @@ class Trust:
 
     def writer_problem(self, path: Path, status: os.stat_result) -> str:
         """Return the same for anything that can be read, such as a pipe."""
-        return self.owner_problem(path, status) or _writable(str(path), str(path), status)
+        return self.owner_problem(path, status) or _writer_problem(str(path), str(path), status)
 
     def owner_problem(self, path: Path, status: os.stat_result) -> str:
         """Return what is wrong with the owner of a file, with the command that corrects it; or nothing."""
-        return self._owner(str(path), str(path), status)
+        return self._problem_of_owner(str(path), str(path), status)
 
-    def _owner(self, what: str, path: str, status: os.stat_result) -> str:
+    def _problem_of_owner(self, what: str, path: str, status: os.stat_result) -> str:
         if status.st_uid in self._owners:
             return ""
         return f"{what} is owned by user {status.st_uid}: chown root {path}"
 
-    def _one(self, directory: str, *, inner: bool) -> str:
+    def _problem_of_directory(self, directory: str, *, inner: bool) -> str:
         problem = self._directories.get((directory, inner))
         if problem is None:
             status = os.lstat(directory)
             what = f"the directory {directory}"
-            problem = self._owner(what, directory, status)
+            problem = self._problem_of_owner(what, directory, status)
             if not problem and (inner or not status.st_mode & stat.S_ISVTX):
-                problem = _writable(what, directory, status)
+                problem = _writer_problem(what, directory, status)
             self._directories[directory, inner] = problem
         return problem
 
 
-def steps(path: Path) -> Iterator[Path]:
+def link_chain(path: Path) -> Iterator[Path]:
     """Walk a file's links: yield each resolved place; the last one is not a link.
 
     Raises:
         OSError: It cannot be examined, or there are too many links.
     """
-    for _ in range(_LINKS):
+    for _ in range(_LINKS_LIMIT):
         here = Path(os.path.realpath(path.parent), path.name)
         yield here
         try:
             path = here.parent / here.readlink()
         except OSError:  # no link (EINVAL), or nothing there
             return
-    raise OSError(f"more than {_LINKS} links in a row")
+    raise OSError(f"more than {_LINKS_LIMIT} links in a row")
 
 
-def readable(path: Path, status: os.stat_result) -> str:
+def reader_problem(path: Path, status: os.stat_result) -> str:
     """Return which others can read a file, with the command that corrects this. Group root counts as root."""
     group = bool(status.st_mode & stat.S_IRGRP) and status.st_gid != 0
     others = bool(status.st_mode & stat.S_IROTH)
-    return _open_to(f"{path} can be read by", "r", str(path), status, group, others)
+    return _access_problem(f"{path} can be read by", "r", str(path), status, group, others)
 
 
-def _writable(what: str, path: str, status: os.stat_result) -> str:
+def _writer_problem(what: str, path: str, status: os.stat_result) -> str:
     group, others = bool(status.st_mode & stat.S_IWGRP), bool(status.st_mode & stat.S_IWOTH)
-    return _open_to(f"{what} can be written by", "w", path, status, group, others)
+    return _access_problem(f"{what} can be written by", "w", path, status, group, others)
 
 
-def _open_to(what: str, letter: str, path: str, status: os.stat_result, group: bool, others: bool) -> str:
+def _access_problem(
+    what: str, letter: str, path: str, status: os.stat_result, group: bool, others: bool
+) -> str:
     if not (group or others):
         return ""
     users = "its group and others" if group and others else "its group" if group else "others"

@@ -32,7 +32,7 @@ async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status
         status: Returns the line for ``systemctl status`` while all is well.
     """
     reported: list[str] = []
-    while notifier.interval is not None:
+    while notifier.ping_interval_s is not None:
         stuck = health.stuck() if health is not None else {}
         messages = [f"the {name} worker has been stuck for {s:.0f} s" for name, s in stuck.items()]
         if health is not None and health.may_restart():
@@ -48,7 +48,7 @@ async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status
         if messages or reported:
             notifier.status("; ".join(messages) or status())
         reported = messages
-        await asyncio.sleep(notifier.interval)
+        await asyncio.sleep(notifier.ping_interval_s)
 
 
 async def stay_small(executor: NodeContext) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy import atomic_write
-from proxy.atomic_write import write_file, write_whole
+from proxy.atomic_write import write_completely, write_file
 
 
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -85,5 +85,5 @@ def test_a_file_that_must_not_be_overwritten_is_kept(tmp_path: Path) -> None:
 def test_a_short_write_counts_as_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic_write.os, "write", lambda fd, data: len(data) - 1)
     with (tmp_path / "file").open("wb") as opened, pytest.raises(OSError, match="space") as caught:
-        write_whole(opened.fileno(), b"text")
+        write_completely(opened.fileno(), b"text")
     assert caught.value.errno == errno.ENOSPC

@@ -55,14 +55,14 @@ def test_each_state_is_sent_to_systemd_as_its_line(notify_socket) -> None:
     ],
 )
 def test_watchdog_interval_is_half_of_systemds(more: dict[str, str], interval: float | None) -> None:
-    assert SystemdNotifier({"NOTIFY_SOCKET": "/run/notify", **more}).interval == interval
+    assert SystemdNotifier({"NOTIFY_SOCKET": "/run/notify", **more}).ping_interval_s == interval
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "relative"}])
 def test_without_systemd_nothing_happens(environ: dict[str, str]) -> None:
     notifier = SystemdNotifier({**environ, "WATCHDOG_USEC": "30000000"})
     notifier.ready("x")
-    assert notifier.interval is None
+    assert notifier.ping_interval_s is None
 
 
 def test_a_missing_listener_is_not_an_error(tmp_path: Path) -> None:

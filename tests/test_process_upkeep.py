@@ -24,7 +24,7 @@ class Notified:
         self.sent: list[str] = []
 
     @property
-    def interval(self) -> float | None:
+    def ping_interval_s(self) -> float | None:
         self.rounds -= 1
         return 0.0 if self.rounds >= 0 else None
 

@@ -63,9 +63,9 @@ class EventWriter:
 
     def _write(self, event: PodEvent, first: float, last: float, count: int) -> None:
         """Write an Event, unless there were too many."""
-        if self._budget.wait(self._wall_clock()):
+        if self._budget.seconds_until_token(self._wall_clock()):
             return
-        self._budget.take()
+        self._budget.take_token()
         value = event_object(event, self._session.node, timestamp(first), timestamp(last), count)
         self._writer.want(
             event.path,

@@ -214,11 +214,11 @@ class ObjectWriter:
                 for path, managed in behind:
                     wait = max(managed.due, managed.delayed_until) - now
                     if wait <= 0:
-                        wait = self._budget.wait(now, spare=managed.delay_factor == math.inf)
+                        wait = self._budget.seconds_until_token(now, spare=managed.delay_factor == math.inf)
                     if wait > 0:
                         pause = min(pause, wait)
                         continue
-                    self._budget.take()
+                    self._budget.take_token()
                     managed.busy, managed.meanwhile = True, ""  # a slow write must not delay the others
                     tasks.create_task(self._one(path, managed))
                 try:
@@ -262,7 +262,7 @@ class ObjectWriter:
     def _failed(self, path: str, managed: _ManagedObject, error: TopoproxyError) -> None:
         refused = isinstance(error, ApiServerError) and error.status < 500 and error.status not in _TEMPORARY
         if isinstance(error, ApiUnreachableError):
-            self._budget.give_back()
+            self._budget.return_token()
         if self._objects.get(path) is not managed:
             return  # it was forgotten during the write
         managed.failures += 1
@@ -311,7 +311,7 @@ class WriteBudget:
         self._per_second, self._burst = per_second, burst
         self._tokens, self._filled = float(burst), 0.0
 
-    def wait(self, now: float, spare: int = 0) -> float:
+    def seconds_until_token(self, now: float, spare: int = 0) -> float:
         """Return the seconds until a write may begin; 0: now.
 
         Args:
@@ -323,10 +323,10 @@ class WriteBudget:
         lacking = 1 + spare - self._tokens
         return lacking / self._per_second if lacking > _ROUNDING else 0.0
 
-    def take(self) -> None:
+    def take_token(self) -> None:
         """Count a write that begins without a wait."""
         self._tokens -= 1
 
-    def give_back(self) -> None:
+    def return_token(self) -> None:
         """A write has not reached the API server."""
         self._tokens = min(self._burst, self._tokens + 1)

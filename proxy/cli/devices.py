@@ -103,7 +103,7 @@ def _list(
     specs = CDI_ROOTS if sysfs_root is None else ()  # this node's CDI files say nothing about another machine
     hardware = SysfsDevices(sysfs, cdi_roots=specs, procfs_root=procfs_root)
     machine = read_machine(sysfs, procfs_root)
-    devices = DeviceList(machine, pci_functions(sysfs), hardware.located, nvidia_addresses(procfs_root))
+    devices = DeviceList(machine, pci_functions(sysfs), hardware.locate_device, nvidia_addresses(procfs_root))
     devices.add_cdi(hardware.cdi_names())
     devices.add_daemon(page)
     return devices

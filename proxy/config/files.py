@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from proxy.config.schema import Config
-from proxy.permissions import Trust, readable
+from proxy.permissions import TrustCheck, reader_problem
 
 
 def exposed(config: Config) -> list[str]:
@@ -21,7 +21,7 @@ def exposed(config: Config) -> list[str]:
         starts with the key and ends with the remedy. A file that cannot be examined is left out, because the
         code that reads it reports the error.
     """
-    trust, kubelet = Trust(), config.kubelet
+    trust, kubelet = TrustCheck(), config.kubelet
     secret = {"kubelet.tokenFile": kubelet.token_file, "kubelet.keyFile": kubelet.key_file}
     if kubelet.key_file is None:
         secret["kubelet.certFile"] = kubelet.cert_file
@@ -40,10 +40,10 @@ def exposed(config: Config) -> list[str]:
     return [*([config.cluster_fault] if config.cluster_fault else []), *problem_of_key.values()]
 
 
-def _problems(trust: Trust, path: Path, *, secret: bool) -> Iterator[str]:
+def _problems(trust: TrustCheck, path: Path, *, secret: bool) -> Iterator[str]:
     try:
         status = path.stat()
-        problems = [readable(path, status)] if secret else []
+        problems = [reader_problem(path, status)] if secret else []
         problems += [trust.path_problem(path, sticky=True), trust.writer_problem(path, status)]
     except OSError:
         return

@@ -24,7 +24,7 @@ from proxy.config.nested_values import SettingError, YamlNode, clash, meant
 from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
 from proxy.model.errors import ConfigError, PermissionDeniedError, TopoproxyError, UsageError
 from proxy.open_file import open_file
-from proxy.permissions import Trust
+from proxy.permissions import TrustCheck
 
 if TYPE_CHECKING:
     import yaml
@@ -209,7 +209,7 @@ def untrusted(path: Path | None = None) -> str:
 
 def _untrusted(file: Path, descriptor: int) -> str:
     """Check the directories of the path, and the file that was opened."""
-    trust = Trust()
+    trust = TrustCheck()
     return trust.path_problem(file, sticky=True) or trust.writer_problem(file, os.fstat(descriptor))
 
 

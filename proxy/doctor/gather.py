@@ -60,7 +60,7 @@ from proxy.model.errors import (
 from proxy.model.machine import Machine
 from proxy.model.workload import Phase
 from proxy.observe.json_access import as_list, as_map, one_line
-from proxy.permissions import Trust
+from proxy.permissions import TrustCheck
 from proxy.topology.reader import read_machine
 
 T = TypeVar("T")
@@ -425,7 +425,7 @@ def _ledger(path: Path, machine: Machine) -> str:
 
 
 def _sockets(config: Config) -> Iterator[SocketFacts]:
-    trust = Trust()
+    trust = TrustCheck()
     for path in (config.listen, config.admin_path):
         try:
             status = path.stat()

@@ -185,7 +185,7 @@ class FactLookup:
             if answer:
                 return answer
         hardware = self._hardware
-        return self._try(lambda: hardware.near(listed), ()) if listed and hardware is not None else ()
+        return self._try(lambda: hardware.locate(listed), ()) if listed and hardware is not None else ()
 
     def _pod_devices(self, pod: Pod) -> tuple[LocatedDevice, ...]:
         if self._kubelet is None or not self._kubelet.knows_devices or pod.requests is None:

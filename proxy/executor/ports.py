@@ -43,7 +43,7 @@ class MachineEvents(Protocol):
     def fileno(self) -> int:
         """Return a file descriptor that is readable when events have arrived."""
 
-    def changed(self) -> bool:
+    def read_changes(self) -> bool:
         """Read the events that have arrived, without waiting; True if the machine may have changed.
 
         Raises:
@@ -178,5 +178,5 @@ class ClusterFiles(Protocol):
 class DeviceLocator(Protocol):
     """Locates devices by sysfs. Blocking, but quick."""
 
-    def near(self, given: DeviceFacts) -> tuple[LocatedDevice, ...]:
+    def locate(self, given: DeviceFacts) -> tuple[LocatedDevice, ...]:
         """Find the NUMA nodes of devices; one entry per device, ``nodes`` is None if they are unknown."""

@@ -21,7 +21,7 @@ _CONTROL = (
     r"nvme-fabrics|nvidiactl|nvidia-(?:uvm|uvm-tools|modeset|nvlink|nvswitchctl|caps|caps-imex-channels)|gdrdrv"
     r"|vfio/vfio|iommu|infiniband/rdma_u?cm|kfd"
 )
-_NO_PLACE = re.compile(rf"(?:{_MEMORY}|{_TERMINALS}|{_VIRTUAL}|{_MACHINE}|{_CONTROL})(?:/.*)?")
+_WITHOUT_LOCATION = re.compile(rf"(?:{_MEMORY}|{_TERMINALS}|{_VIRTUAL}|{_MACHINE}|{_CONTROL})(?:/.*)?")
 _IN_SYSFS = re.compile(
     r"devices/(?!system(?:/|$)|virtual(?:/|$)).+|bus/[^/]+/devices/.+|class/[^/]+/.+|block/.+|dev/(?:char|block)/.+"
 )
@@ -41,7 +41,7 @@ def device_path(path: str) -> str | None:
     """
     name = below(path, "/dev")
     if name is not None:
-        return None if _NO_PLACE.fullmatch(name) else f"/dev/{name}"
+        return None if _WITHOUT_LOCATION.fullmatch(name) else f"/dev/{name}"
     name = below(path, "/sys")
     return f"/sys/{name}" if name is not None and _IN_SYSFS.fullmatch(name) else None
 

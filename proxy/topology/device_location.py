@@ -32,9 +32,9 @@ _MINOR = re.compile(r"^Device Minor:\s*(\d{1,6})\s*$", re.MULTILINE)
 _CONTROLLER = re.compile(r"nvme\d+")
 _VIRTUAL = "devices/virtual/"
 _GPUS = "driver/nvidia/gpus"
-_PARTS = 64
-_DEPTH = 6
-_SHOWN = 4
+_PARTS_LIMIT = 64
+_DEPTH_LIMIT = 6
+_SHOWN_SOURCES = 4
 
 
 class DeviceLocation(Struct, frozen=True):
@@ -51,18 +51,18 @@ class DeviceLocation(Struct, frozen=True):
     functions: tuple[str, ...] = ()
 
 
-def combined(places: Iterable[DeviceLocation]) -> DeviceLocation | None:
+def combined_location(locations: Iterable[DeviceLocation]) -> DeviceLocation | None:
     """Return the location of a device with several parts, from parts with known nodes; None if no parts."""
-    all_places = list(places)
-    located = [place for place in all_places if place.nodes is not None] or all_places
+    all_locations = list(locations)
+    located = [location for location in all_locations if location.nodes is not None] or all_locations
     if not located:
         return None
-    bits = union(place.nodes.bits for place in located if place.nodes is not None)
-    sources = list(dict.fromkeys(place.source for place in located))
-    more = f" and {len(sources) - _SHOWN} more" if len(sources) > _SHOWN else ""
-    functions = dict.fromkeys(function for place in all_places for function in place.functions)
+    bits = union(location.nodes.bits for location in located if location.nodes is not None)
+    sources = list(dict.fromkeys(location.source for location in located))
+    more = f" and {len(sources) - _SHOWN_SOURCES} more" if len(sources) > _SHOWN_SOURCES else ""
+    functions = dict.fromkeys(function for location in all_locations for function in location.functions)
     nodes = Mask.from_bits(bits) if bits else None
-    return DeviceLocation(nodes, ", ".join(sources[:_SHOWN]) + more, tuple(functions))
+    return DeviceLocation(nodes, ", ".join(sources[:_SHOWN_SOURCES]) + more, tuple(functions))
 
 
 class SysfsDeviceLookup:
@@ -78,7 +78,7 @@ class SysfsDeviceLookup:
         self._proc = SysfsTree(procfs_root)
         self._cards: tuple[tuple[str, ...], dict[int, str]] = ((), {})
 
-    def numbered(self, kind: str, major: int, minor: int) -> DeviceLocation | None:
+    def locate_numbers(self, kind: str, major: int, minor: int) -> DeviceLocation | None:
         """Find a device by its numbers.
 
         Args:
@@ -89,16 +89,16 @@ class SysfsDeviceLookup:
         Returns:
             None if sysfs does not list the device.
         """
-        return self.at(f"dev/{kind}/{major}:{minor}")
+        return self.locate_path(f"dev/{kind}/{major}:{minor}")
 
-    def iommu_group(self, group: int) -> DeviceLocation | None:
+    def locate_iommu_group(self, group: int) -> DeviceLocation | None:
         """Find the members of an IOMMU group; None if there is no such group, or it is empty."""
         directory = f"kernel/iommu_groups/{group}/devices"
-        return combined(
-            self._locate_all(f"{directory}/{name}" for name in self._sys.names(directory)[:_PARTS])
+        return combined_location(
+            self._locate_all(f"{directory}/{name}" for name in self._sys.names(directory)[:_PARTS_LIMIT])
         )
 
-    def nvidia(self, minor: int) -> DeviceLocation | None:
+    def locate_nvidia_card(self, minor: int) -> DeviceLocation | None:
         """Find an NVIDIA card by the minor number of its device file; None if the driver does not list it."""
         names = tuple(self._proc.names(_GPUS))
         if names != self._cards[0]:
@@ -108,11 +108,11 @@ class SysfsDeviceLookup:
             minors = {int(m[1]): name for name, text in texts.items() if (m := _MINOR.search(text))}
             self._cards = (names, minors)
         address = self._cards[1].get(minor)
-        return None if address is None else self.at(f"bus/pci/devices/{address.lower()}")
+        return None if address is None else self.locate_path(f"bus/pci/devices/{address.lower()}")
 
-    def at(self, path: str) -> DeviceLocation | None:
+    def locate_path(self, path: str) -> DeviceLocation | None:
         """Find the device that a path below ``/sys`` leads to; None if there is none."""
-        return combined(self._locate_all((path,)))
+        return combined_location(self._locate_all((path,)))
 
     def _locate_all(self, paths: Iterable[str], depth: int = 0) -> list[DeviceLocation]:
         locations: list[DeviceLocation] = []
@@ -120,9 +120,9 @@ class SysfsDeviceLookup:
             real = self._real(path)
             if real is None:
                 continue
-            parts = self._parts(real) if depth < _DEPTH else []
+            parts = self._parts(real) if depth < _DEPTH_LIMIT else []
             locations += (self._locate_all(parts, depth + 1) if parts else []) or [self._above(real)]
-            if len(locations) >= _PARTS:
+            if len(locations) >= _PARTS_LIMIT:
                 break
         return locations
 

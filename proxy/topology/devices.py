@@ -21,13 +21,13 @@ from proxy.model.workload import LocatedDevice
 from proxy.telemetry.port import Report, silent
 from proxy.topology.cdi import CDI_ROOTS, CdiSpecs
 from proxy.topology.device_files import below, device_file, device_path
-from proxy.topology.device_location import DeviceLocation, SysfsDeviceLookup, combined
+from proxy.topology.device_location import DeviceLocation, SysfsDeviceLookup, combined_location
 
 _VFIO_GROUP = re.compile(r"vfio/(?:noiommu-)?(\d{1,6})")
 _NVIDIA = re.compile(r"nvidia(\d{1,4})")
 _MOST_FILES = 256
 _MOST_ENTRIES = 1024
-_DEPTH = 2
+_DEPTH_LIMIT = 2
 
 
 class DeviceRequest(Protocol):
@@ -68,12 +68,12 @@ class SysfsDevices:
         stat: Callable[[str], os.stat_result] = os.stat,
         report_problem: Report = silent,
     ) -> None:
-        self._places = SysfsDeviceLookup(sysfs_root, procfs_root)
+        self._lookup = SysfsDeviceLookup(sysfs_root, procfs_root)
         self._dev = os.path.realpath(dev_root)
         self._cdi = CdiSpecs(cdi_roots, report_problem)
         self._stat = stat
 
-    def near(self, request: DeviceRequest) -> tuple[LocatedDevice, ...]:
+    def locate(self, request: DeviceRequest) -> tuple[LocatedDevice, ...]:
         """Find the NUMA nodes of devices.
 
         Returns:
@@ -81,21 +81,21 @@ class SysfsDevices:
         """
         devices: dict[str, LocatedDevice] = {}
         for path in (*request.paths, *request.mounts):
-            for name, place in self._path(path):
-                devices.setdefault(name, LocatedDevice(name, "", place.nodes, place.source))
+            for name, location in self._path(path):
+                devices.setdefault(name, LocatedDevice(name, "", location.nodes, location.source))
             if len(devices) >= _MOST_ENTRIES:
                 break
         for name in request.cdi[:_MOST_ENTRIES]:
-            place = self._named(name)
-            devices[name] = LocatedDevice(name, "", place.nodes, place.source)
+            location = self._named(name)
+            devices[name] = LocatedDevice(name, "", location.nodes, location.source)
         return tuple(devices.values())
 
-    def located(self, name: str) -> DeviceLocation:
+    def locate_device(self, name: str) -> DeviceLocation:
         """Find one device by a path below ``/dev`` or ``/sys``, or by its CDI name."""
         if not name.startswith("/"):
             return self._named(name)
-        place = combined(place for _, place in self._path(name))
-        return place or DeviceLocation(None, "the path is not that of a device with a location")
+        location = combined_location(location for _, location in self._path(name))
+        return location or DeviceLocation(None, "the path is not that of a device with a location")
 
     def cdi_names(self) -> list[str]:
         """Return the CDI names of all specs."""
@@ -105,10 +105,10 @@ class SysfsDevices:
         device = self._cdi.device(name)
         if device is None:
             return DeviceLocation(None, "no CDI spec names it")
-        place = combined(place for path in device.paths for _, place in self._path(path))
-        if place is None:
+        location = combined_location(location for path in device.paths for _, location in self._path(path))
+        if location is None:
             return DeviceLocation(None, f"{device.spec} names no device file with a known location for it")
-        return DeviceLocation(place.nodes, f"{place.source} (by {device.spec})", place.functions)
+        return DeviceLocation(location.nodes, f"{location.source} (by {device.spec})", location.functions)
 
     def _path(self, path: str) -> list[tuple[str, DeviceLocation]]:
         """Find the devices of a path: the name and location of each."""
@@ -118,8 +118,8 @@ class SysfsDevices:
         path = file_path
         inner = below(path, "/sys")
         if inner is not None:
-            place = self._places.at(inner)
-            return [(path, place)] if place is not None else []
+            location = self._lookup.locate_path(inner)
+            return [(path, location)] if location is not None else []
         name = below(path, "/dev") or ""
         file = self._file(name)
         if file is not None and modes.S_ISDIR(file.st_mode):
@@ -130,14 +130,14 @@ class SysfsDevices:
         files = [(n, f) for n, f in self._inside(directory) if device_path(f"/dev/{n}")]
         if not files:
             return []
-        places = [(f"/dev/{name}", self._device(name, file)) for name, file in files]
-        located = [(name, place) for name, place in places if place.nodes is not None]
+        locations = [(f"/dev/{name}", self._device(name, file)) for name, file in files]
+        located = [(name, location) for name, location in locations if location.nodes is not None]
         return located or [(f"/dev/{directory}", DeviceLocation(None, "no device in it has a NUMA node"))]
 
     def _inside(self, directory: str) -> list[tuple[str, os.stat_result]]:
         """List the device files in a directory and its subdirectories, without links."""
         device_files: list[tuple[str, os.stat_result]] = []
-        for name in self._walk(directory, _DEPTH):
+        for name in self._walk(directory, _DEPTH_LIMIT):
             file = self._file(name)
             if file is not None and _kind(file):
                 device_files.append((name, file))
@@ -169,18 +169,18 @@ class SysfsDevices:
     def _device(self, name: str, file: os.stat_result | None) -> DeviceLocation:
         group = _VFIO_GROUP.fullmatch(name)
         if group:
-            return self._places.iommu_group(int(group[1])) or DeviceLocation(
+            return self._lookup.locate_iommu_group(int(group[1])) or DeviceLocation(
                 None, "its IOMMU group has no members"
             )
-        place = None
+        location = None
         if file is not None and (kind := _kind(file)):
-            place = self._places.numbered(kind, os.major(file.st_rdev), os.minor(file.st_rdev))
+            location = self._lookup.locate_numbers(kind, os.major(file.st_rdev), os.minor(file.st_rdev))
         card = _NVIDIA.fullmatch(name)
-        if card and (place is None or place.nodes is None):
+        if card and (location is None or location.nodes is None):
             minor = os.minor(file.st_rdev) if file is not None and _kind(file) else int(card[1])
-            place = self._places.nvidia(minor) or place
-        if place is not None:
-            return place
+            location = self._lookup.locate_nvidia_card(minor) or location
+        if location is not None:
+            return location
         return DeviceLocation(
             None, "this host has no such device file" if file is None else "sysfs does not list it"
         )

@@ -20,8 +20,8 @@ from pathlib import Path
 from proxy.model.errors import PermissionDeniedError, TopologyError
 from proxy.model.idset import CpuSet
 
-_CHUNK = 65536
-_LIMIT = 1 << 20
+_CHUNK_BYTES = 65536
+_FILE_LIMIT_BYTES = 1 << 20
 _LONE_WORD = re.compile(r"(0[xX])?[0-9a-fA-F]+")
 _WORD = re.compile(r"(0[xX])?[0-9a-fA-F]{1,8}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
@@ -86,7 +86,7 @@ class SysfsTree:
         self._masks: dict[str, int] = {}
         self._lists: dict[str, int] = {}
 
-    def text(self, path: str, most: int = _LIMIT) -> str | None:
+    def text(self, path: str, most: int = _FILE_LIMIT_BYTES) -> str | None:
         """Return a file's text without blanks and NUL bytes at its ends, or None if it cannot be read.
 
         Args:
@@ -99,8 +99,8 @@ class SysfsTree:
         except (OSError, ValueError):
             return None
         try:
-            data = os.read(fd, min(_CHUNK, most))
-            while len(data) >= _CHUNK and len(data) < most and (more := os.read(fd, _CHUNK)):
+            data = os.read(fd, min(_CHUNK_BYTES, most))
+            while len(data) >= _CHUNK_BYTES and len(data) < most and (more := os.read(fd, _CHUNK_BYTES)):
                 data += more
         except OSError:
             return None

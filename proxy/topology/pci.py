@@ -87,8 +87,8 @@ def pci_functions(sysfs_root: Path) -> tuple[PciFunction, ...]:
     Args:
         sysfs_root: Used in place of ``/sys``.
     """
-    tree, places = SysfsTree(sysfs_root), SysfsDeviceLookup(sysfs_root, Path("/proc"))
-    return tuple(_function(tree, places, address) for address in sorted(tree.names(_DIRECTORY)))
+    tree, lookup = SysfsTree(sysfs_root), SysfsDeviceLookup(sysfs_root, Path("/proc"))
+    return tuple(_function(tree, lookup, address) for address in sorted(tree.names(_DIRECTORY)))
 
 
 def nvidia_addresses(procfs_root: Path) -> dict[str, str]:
@@ -102,10 +102,10 @@ def nvidia_addresses(procfs_root: Path) -> dict[str, str]:
     return {match[1]: name.lower() for name, text in texts.items() if (match := _UUID.search(text))}
 
 
-def _function(tree: SysfsTree, places: SysfsDeviceLookup, address: str) -> PciFunction:
+def _function(tree: SysfsTree, lookup: SysfsDeviceLookup, address: str) -> PciFunction:
     directory = f"{_DIRECTORY}/{address}"
     code = _CLASS.fullmatch(tree.text(f"{directory}/class") or "")
-    place = places.at(directory)
+    location = lookup.locate_path(directory)
     return PciFunction(
         address,
         code[1] if code else "",
@@ -114,8 +114,8 @@ def _function(tree: SysfsTree, places: SysfsDeviceLookup, address: str) -> PciFu
         _target(tree, f"{directory}/driver"),
         _interfaces(tree, directory),
         _target(tree, f"{directory}/physfn"),
-        place.nodes if place else None,
-        place.source if place else "sysfs has no NUMA node for it",
+        location.nodes if location else None,
+        location.source if location else "sysfs has no NUMA node for it",
     )
 
 

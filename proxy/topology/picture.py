@@ -30,20 +30,20 @@ from proxy.model.phrases import counted
 from proxy.topology.facts import has_nodes, has_packages, section
 from proxy.topology.text import cache_size_text, distance_lines, ids_text, memory_text, size_text
 
-_LONG = 40
+_LONG_TREE_LINES = 40
 """If the tree has more lines than this, similar neighbours are drawn once."""
 _UNCORE_LEVEL = 3
 _MIN_WIDTH = 40
-_CPUS_ROOM = 40
+_CPUS_COLUMNS = 40
 _ASCII = str.maketrans({"├": "|", "└": "`", "│": "|", "─": "-", "·": ".", "…": ".."})
 
-_WHOLE = 6
+_FULL_RUN_CORES = 6
 """Runs up to this many cores are written in full."""
-_BLOCK = 8
+_BLOCK_CORES = 8
 """Cores in a strip between two blanks."""
 
 
-Tags = Callable[[int], str]
+OwnerTag = Callable[[int], str]
 """Returns the tag of a CPU's owner, preferably one character."""
 
 
@@ -80,7 +80,7 @@ def _kind_text(criterion: str, value: str) -> str:
     return value if criterion == "device" else f"{criterion.removeprefix('cpu_')} {value}"
 
 
-def shape(machine: Machine, cpus: CpuSet, owner: Tags | None) -> object:
+def shape(machine: Machine, cpus: CpuSet, owner: OwnerTag | None) -> object:
     """Return the appearance of cores without their ids; parts with equal appearance can be drawn once."""
     cores = _cores(machine, cpus)
     if owner is None:
@@ -89,7 +89,7 @@ def shape(machine: Machine, cpus: CpuSet, owner: Tags | None) -> object:
 
 
 def core_lines(
-    machine: Machine, cpus: CpuSet, owner: Tags | None, width: int, paint: Callable[[str], str] = str
+    machine: Machine, cpus: CpuSet, owner: OwnerTag | None, width: int, paint: Callable[[str], str] = str
 ) -> list[str]:
     """Draw the cores of a set of CPUs.
 
@@ -120,7 +120,7 @@ def _runs(cores: list[_Core]) -> list[list[_Core]]:
 
 def _run_lines(machine: Machine, run: list[_Core], width: int) -> list[str]:
     boxes = [f"[{' '.join(map(str, core.cpus))}]" for core in run]
-    if len(boxes) > _WHOLE:
+    if len(boxes) > _FULL_RUN_CORES:
         boxes = [*boxes[:2], "…", boxes[-1]]
     notes = [counted(len(run), "core"), *_clusters(machine, run), *_frequencies(machine, run)]
     notes += [run[0].note] if run[0].note else []
@@ -154,19 +154,19 @@ def _frequencies(machine: Machine, run: list[_Core]) -> list[str]:
     return [f"{ghz[0]:g} GHz" if len(ghz) == 1 else f"{ghz[0]:g}-{ghz[-1]:g} GHz"]
 
 
-def _strip(cores: list[_Core], owner: Tags, width: int, paint: Callable[[str], str]) -> list[str]:
+def _strip(cores: list[_Core], owner: OwnerTag, width: int, paint: Callable[[str], str]) -> list[str]:
     tags = {cpu: owner(cpu) for core in cores for cpu in core.cpus}
     cell = max((len(tag) for tag in tags.values()), default=1)
     gap = " " if cell > 1 else ""
     room = 18
-    columns = max(_BLOCK, (width - room) // ((cell + len(gap)) * _BLOCK + 1) * _BLOCK)
+    columns = max(_BLOCK_CORES, (width - room) // ((cell + len(gap)) * _BLOCK_CORES + 1) * _BLOCK_CORES)
     lines: list[str] = []
     for at in range(0, len(cores), columns):
         part = cores[at : at + columns]
         for thread in range(max(len(core.cpus) for core in part)):
             row = [core.cpus[thread] if thread < len(core.cpus) else None for core in part]
             cells = ["".ljust(cell) if cpu is None else paint(tags[cpu].ljust(cell)) for cpu in row]
-            blocks = [gap.join(cells[i : i + _BLOCK]) for i in range(0, len(cells), _BLOCK)]
+            blocks = [gap.join(cells[i : i + _BLOCK_CORES]) for i in range(0, len(cells), _BLOCK_CORES)]
             ids = ids_text(CpuSet(cpu for cpu in row if cpu is not None), room - 4)
             lines.append(f"{ids.ljust(room - 2)}{' '.join(blocks)}")
     return lines
@@ -196,14 +196,14 @@ class _Style(Struct, frozen=True):
     """The settings of one picture."""
 
     machine: Machine
-    owner: Tags | None
+    owner: OwnerTag | None
     paint: Callable[[str], str]
     short: bool
 
 
 def render(
     machine: Machine,
-    owner: Tags | None = None,
+    owner: OwnerTag | None = None,
     width: int = 100,
     ascii: bool = False,  # noqa: A002 - named as the option of the command
     paint: Callable[[str], str] = str,
@@ -223,7 +223,7 @@ def render(
     width = max(width, _MIN_WIDTH)
     tree, crossing = _nest(machine)
     lines = _inside(_Style(machine, owner, paint, short=False), tree, width)
-    if len(lines) > _LONG:
+    if len(lines) > _LONG_TREE_LINES:
         lines = _inside(_Style(machine, owner, paint, short=True), tree, width)
     lines = [_headline(machine), *lines, *_memory_only(machine)]
     lines += [f"{part.names[0]}: CPUs {part.cpus}, across the parts above" for part in crossing]
@@ -279,11 +279,11 @@ def _nest(machine: Machine) -> tuple[_Part, list[_Part]]:
             outer.inside.append(part)
         else:
             crossing.append(part)
-    _complete(top)
+    _add_remaining_cpus(top)
     return top, crossing
 
 
-def _complete(part: _Part) -> None:
+def _add_remaining_cpus(part: _Part) -> None:
     """Order the inner parts, and make one more part for the CPUs that are in none of them."""
     if part.inside:
         remaining = part.cpus
@@ -293,7 +293,7 @@ def _complete(part: _Part) -> None:
             part.inside.append(_Part(remaining, [_Name("others", "")]))
     part.inside.sort(key=lambda inner: inner.cpus.first())
     for inner in part.inside:
-        _complete(inner)
+        _add_remaining_cpus(inner)
 
 
 def _shape(style: _Style, part: _Part) -> object:
@@ -314,7 +314,7 @@ def _inside(style: _Style, part: _Part, width: int) -> list[str]:
     for run in runs:
         boxes.append((_title(run[0], width - 3), _inside(style, run[0], width - 3)))
         if len(run) > 1:
-            boxes.append((_same(run[1:], width - 3), []))
+            boxes.append((_similar_parts_line(run[1:], width - 3), []))
     lines: list[str] = []
     for at, (title, body) in enumerate(boxes):
         last = at == len(boxes) - 1
@@ -329,10 +329,10 @@ def _title(part: _Part, width: int) -> str:
 
 
 def _cpus_text(cpus: CpuSet, room: int) -> str:
-    return f"{'CPU' if len(cpus) == 1 else 'CPUs'} {ids_text(cpus, min(max(room, 12), _CPUS_ROOM))}"
+    return f"{'CPU' if len(cpus) == 1 else 'CPUs'} {ids_text(cpus, min(max(room, 12), _CPUS_COLUMNS))}"
 
 
-def _same(run: Sequence[_Part], width: int) -> str:
+def _similar_parts_line(run: Sequence[_Part], width: int) -> str:
     """Return the line for parts that look like the part drawn above them."""
     first, last = run[0].names[0], run[-1].names[0]
     names = f"{first.kind} {first.number}".rstrip()

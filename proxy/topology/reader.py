@@ -31,7 +31,7 @@ from proxy.topology.nodes import NODE_DIR, Nodes, machine_hugepages, mem_total, 
 
 _ATTEMPTS = 3
 _LOCAL_DISTANCE = 10
-_ENOUGH = 0.9
+_EXPECTED_MEMORY_SHARE = 0.9
 _MIB = 1 << 20
 
 
@@ -56,7 +56,7 @@ def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
         tree = SysfsTree(root)
         lists = read_cpu_lists(tree)
         if not lists.online:
-            raise TopologyError(f"cannot read the machine from {sysfs_root}: {_why_none(tree)}")
+            raise TopologyError(f"cannot read the machine from {sysfs_root}: {_why_no_cpu_is_online(tree)}")
         machine = _read(tree, SysfsTree(proc), lists)
         if attempt + 1 == _ATTEMPTS or read_cpu_lists(tree).online == lists.online:
             break
@@ -69,7 +69,7 @@ def sysfs_of(sysfs_root: Path) -> Path:
     return inner if not is_directory(sysfs_root / CPU_DIR) and is_directory(inner / CPU_DIR) else sysfs_root
 
 
-def _why_none(tree: SysfsTree) -> str:
+def _why_no_cpu_is_online(tree: SysfsTree) -> str:
     text = tree.text(f"{CPU_DIR}/online")
     if tree.problems:
         return f"no CPU is known to be online ({tree.problems[0]})"
@@ -106,7 +106,7 @@ def _read(tree: SysfsTree, proc: SysfsTree, lists: CpuLists) -> Machine:
     }
     return Machine(
         cpus=_cpus(online, levels, llc, nodes),
-        nodes=nodes.nodes or _one_node(online, mem_total(fields), pages),
+        nodes=nodes.nodes or _assumed_node(online, mem_total(fields), pages),
         present=present,
         possible=present | (reported["possible"] or present),
         isolated=present & (reported["isolated"] or CpuSet()),
@@ -120,7 +120,7 @@ def _compare_memory(tree: SysfsTree, nodes: Nodes, total: int | None) -> None:
     if not total or not nodes.nodes or any(node.mem_bytes is None for node in nodes.nodes):
         return
     node_bytes = sum(node.mem_bytes or 0 for node in nodes.nodes)
-    if node_bytes < total * _ENOUGH:
+    if node_bytes < total * _EXPECTED_MEMORY_SHARE:
         tree.problems.append(
             f"the nodes hold {node_bytes // _MIB} MiB together, /proc/meminfo says {total // _MIB} MiB"
         )
@@ -182,18 +182,20 @@ def _cpus(online: int, levels: Levels, llc: dict[int, int], nodes: Nodes) -> tup
     )
 
 
-def _one_node(online: int, mem_bytes: int | None, pages: dict[int, HugePages] | None) -> tuple[NumaNode, ...]:
+def _assumed_node(
+    online: int, mem_bytes: int | None, pages: dict[int, HugePages] | None
+) -> tuple[NumaNode, ...]:
     """Make the node 0 of a machine without node directories."""
     return (NumaNode(0, CpuSet.from_bits(online), mem_bytes, pages, (_LOCAL_DISTANCE,)),)
 
 
-GRAIN = 64 << 20
+MEMORY_TOLERANCE_BYTES = 64 << 20
 """A node's memory counts as unchanged if it differs from its last size by less than this number of bytes:
 half of the smallest block that a kernel takes offline at once (128 MiB). A balloon driver changes the size a
 little all the time."""
 
 
-def is_same(machine: Machine, sysfs_root: Path) -> bool:
+def is_machine_unchanged(machine: Machine, sysfs_root: Path) -> bool:
     """Return whether the CPUs and the memory of a machine are unchanged since it was read.
 
     While a machine runs, CPUs (or one thread of each core, when SMT is switched off), whole NUMA nodes, and
@@ -213,12 +215,12 @@ def is_same(machine: Machine, sysfs_root: Path) -> bool:
     if ids != [node.id for node in machine.nodes]:
         return False
     return all(
-        _alike(node.mem_bytes, mem_total(meminfo(tree, f"{NODE_DIR}/node{node.id}/meminfo")))
+        _is_same_size(node.mem_bytes, mem_total(meminfo(tree, f"{NODE_DIR}/node{node.id}/meminfo")))
         for node in machine.nodes
     )
 
 
-def _alike(before: int | None, now: int | None) -> bool:
+def _is_same_size(before: int | None, now: int | None) -> bool:
     if before is None or now is None:
         return before is now
-    return (before == 0) == (now == 0) and abs(before - now) < GRAIN
+    return (before == 0) == (now == 0) and abs(before - now) < MEMORY_TOLERANCE_BYTES

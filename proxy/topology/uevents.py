@@ -16,18 +16,18 @@ import socket
 
 KOBJECT_UEVENT = 15
 """NETLINK_KOBJECT_UEVENT of linux/netlink.h."""
-FROM_THE_KERNEL = 1
+KERNEL_GROUP = 1
 """The group of the kernel's own events; udev sends the events that it has processed to another group."""
 ACTIONS = (b"online", b"offline", b"add", b"remove")
-DIRECTORIES = (b"/devices/system/cpu/cpu", b"/devices/system/memory/memory", b"/devices/system/node/node")
-LONGEST = 8192
-AT_ONCE = 256
+DEVICE_PATHS = (b"/devices/system/cpu/cpu", b"/devices/system/memory/memory", b"/devices/system/node/node")
+MESSAGE_LIMIT_BYTES = 8192
+MESSAGES_LIMIT = 256
 
 
-def concerns(message: bytes) -> bool:
+def is_about_cpu_or_memory(message: bytes) -> bool:
     """Return whether a uevent is about a CPU, a block of memory or a NUMA node that came or went."""
     action, _, path = message.partition(b"\0")[0].partition(b"@")
-    return action in ACTIONS and path.startswith(DIRECTORIES)
+    return action in ACTIONS and path.startswith(DEVICE_PATHS)
 
 
 class Uevents:
@@ -42,7 +42,7 @@ class Uevents:
         kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
         self._socket = socket.socket(socket.AF_NETLINK, kind, KOBJECT_UEVENT)
         try:
-            self._socket.bind((0, FROM_THE_KERNEL))
+            self._socket.bind((0, KERNEL_GROUP))
         except OSError:
             self._socket.close()
             raise
@@ -51,16 +51,16 @@ class Uevents:
         """The descriptor that is readable when an event has arrived."""
         return self._socket.fileno()
 
-    def changed(self) -> bool:
+    def read_changes(self) -> bool:
         """Read the waiting events; return whether one is about CPUs or memory, or events were lost.
 
         Raises:
             OSError: No further events can be received.
         """
         is_changed = False
-        for _ in range(AT_ONCE):
+        for _ in range(MESSAGES_LIMIT):
             try:
-                message = self._socket.recv(LONGEST)
+                message = self._socket.recv(MESSAGE_LIMIT_BYTES)
             except BlockingIOError:
                 break
             except OSError as error:
@@ -68,7 +68,7 @@ class Uevents:
                     raise
                 is_changed = True  # the kernel's queue overflowed: anything may have happened
             else:
-                is_changed = concerns(message) or is_changed
+                is_changed = is_about_cpu_or_memory(message) or is_changed
         return is_changed
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Uevents:
         self._socket.close()
 
 
-def listen() -> tuple[Uevents | None, str]:
+def subscribe_to_uevents() -> tuple[Uevents | None, str]:
     """Subscribe if that is possible; otherwise return None and the reason."""
     try:
         return Uevents(), ""

@@ -10,14 +10,14 @@ stays text; tags are ignored.
 
 from __future__ import annotations
 
-_DEPTH = 32
+_DEPTH_LIMIT = 32
 
 
 def read_yaml(text: str) -> object:
     """Read the first document of a YAML text, as dictionaries, lists and strings; None if there is none.
 
     Raises:
-        ValueError: The text is not YAML, or is nested too deeply (``_DEPTH``).
+        ValueError: The text is not YAML, or is nested too deeply (``_DEPTH_LIMIT``).
     """
     import yaml
 
@@ -25,8 +25,8 @@ def read_yaml(text: str) -> object:
     builder = _EventBuilder()
     try:
         for event in yaml.parse(text, Loader=loader):
-            builder.take(event)
-            if builder.complete:
+            builder.add(event)
+            if builder.is_complete:
                 break
     except ValueError:
         raise
@@ -40,18 +40,18 @@ class _EventBuilder:
 
     def __init__(self) -> None:
         self.root: object = None
-        self.complete = False
+        self.is_complete = False
         self._anchors: dict[str, object] = {}
         self._open: list[tuple[dict[object, object] | list[object], list[object]]] = []
 
-    def take(self, event: object) -> None:
+    def add(self, event: object) -> None:
         """Take the next event."""
         name = type(event).__name__
         if name == "ScalarEvent":
             self._put(event, getattr(event, "value", ""))
         elif name in ("MappingStartEvent", "SequenceStartEvent"):
-            if len(self._open) >= _DEPTH:
-                raise ValueError(f"it is nested deeper than {_DEPTH} levels")
+            if len(self._open) >= _DEPTH_LIMIT:
+                raise ValueError(f"it is nested deeper than {_DEPTH_LIMIT} levels")
             new: dict[object, object] | list[object] = {} if name.startswith("M") else []
             self._put(event, new)
             self._open.append((new, []))
@@ -63,7 +63,7 @@ class _EventBuilder:
                 raise ValueError(f"the alias {anchor!r} has no anchor")
             self._put(None, self._anchors[anchor])
         elif name == "DocumentEndEvent":
-            self.complete = True
+            self.is_complete = True
 
     def _put(self, event: object, value: object) -> None:
         anchor = getattr(event, "anchor", None)

@@ -64,15 +64,15 @@ def play(test: Callable[[Server], Awaitable[None]]) -> None:
 def test_a_budget_has_a_burst_and_a_rate_and_keeps_spare_tokens() -> None:
     budget = WriteBudget(2.0, 3)
     for _ in range(3):
-        assert budget.wait(1000.0) == 0.0
-        budget.take()
-    assert budget.wait(1000.0) == 0.5
-    assert budget.wait(1000.25) == 0.25
-    assert budget.wait(1000.5) == 0.0
-    assert budget.wait(1000.5, spare=1) == 0.5
-    budget.give_back()
-    assert budget.wait(1000.5, spare=1) == 0.0
-    assert budget.wait(2000.0, spare=3) == 0.5, "there are never more than the burst"
+        assert budget.seconds_until_token(1000.0) == 0.0
+        budget.take_token()
+    assert budget.seconds_until_token(1000.0) == 0.5
+    assert budget.seconds_until_token(1000.25) == 0.25
+    assert budget.seconds_until_token(1000.5) == 0.0
+    assert budget.seconds_until_token(1000.5, spare=1) == 0.5
+    budget.return_token()
+    assert budget.seconds_until_token(1000.5, spare=1) == 0.0
+    assert budget.seconds_until_token(2000.0, spare=3) == 0.5, "there are never more than the burst"
 
 
 def test_one_object_and_a_pod_every_second_are_one_write_a_second_each_within_a_second() -> None:

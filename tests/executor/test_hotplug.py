@@ -603,7 +603,7 @@ class PlayedUevents:
     def fileno(self) -> int:
         return self.out
 
-    def changed(self) -> bool:
+    def read_changes(self) -> bool:
         if self.broken:
             raise OSError(5, "broken")
         return os.read(self.out, 100) != b"-"

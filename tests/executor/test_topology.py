@@ -82,7 +82,7 @@ class PlayedHardware:
         self.found = near
         self.error: Exception | None = None
 
-    def near(self, given: DeviceFacts) -> tuple[LocatedDevice, ...]:
+    def locate(self, given: DeviceFacts) -> tuple[LocatedDevice, ...]:
         if self.error is not None:
             raise self.error
         return self.found

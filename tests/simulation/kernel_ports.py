@@ -99,7 +99,7 @@ class SimulatedMachineEvents:
     def fileno(self) -> int:
         return self.FILE
 
-    def changed(self) -> bool:
+    def read_changes(self) -> bool:
         pending, self.pending = self.pending, False
         return pending
 

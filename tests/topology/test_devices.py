@@ -70,7 +70,7 @@ class Host:
         return SysfsDevices(self.sys, self.dev, (self.cdi,), self.proc, stat=self.stat)
 
     def location(self, *paths: str) -> dict[str, str | None]:
-        return reported(self.devices().near(DeviceFacts(paths=paths)))
+        return reported(self.devices().locate(DeviceFacts(paths=paths)))
 
 
 def reported(location: tuple[LocatedDevice, ...]) -> dict[str, str | None]:
@@ -86,7 +86,7 @@ def test_the_nearest_ancestor_that_names_a_node(host: Host) -> None:
     host.function(NIC, "1")
     host.device("infiniband/uverbs0", 0, f"{NIC}/infiniband_verbs/uverbs0")
     devices: DeviceLocator = host.devices()
-    assert devices.near(DeviceFacts(paths=("/dev/infiniband/uverbs0",))) == (
+    assert devices.locate(DeviceFacts(paths=("/dev/infiniband/uverbs0",))) == (
         LocatedDevice("/dev/infiniband/uverbs0", "", Mask((1,)), "numa_node of PCI device 0000:5e:00.0"),
     )
 
@@ -94,7 +94,7 @@ def test_the_nearest_ancestor_that_names_a_node(host: Host) -> None:
 def test_a_device_on_no_pci_bus_has_its_own_message(host: Host) -> None:
     host.write("devices/platform/npu.0/numa_node", "0")
     host.device("npu0", 1, "devices/platform/npu.0/misc/npu0")
-    (location,) = host.devices().near(DeviceFacts(mounts=("/dev/npu0",)))
+    (location,) = host.devices().locate(DeviceFacts(mounts=("/dev/npu0",)))
     assert (location.nodes, location.source) == (Mask((0,)), "numa_node of device npu.0")
 
 
@@ -121,7 +121,7 @@ def test_block_and_character_devices_of_one_number_differ(host: Host) -> None:
 def test_an_invalid_node(host: Host, text: str, message: str) -> None:
     host.function(GPU, text)
     host.device("dri/card1", 1, f"{GPU}/drm/card1")
-    (location,) = host.devices().near(DeviceFacts(paths=("/dev/dri/card1",)))
+    (location,) = host.devices().locate(DeviceFacts(paths=("/dev/dri/card1",)))
     assert (location.nodes, location.source) == (None, message)
 
 
@@ -140,7 +140,7 @@ def test_a_kernel_without_numa_has_node_0_alone(host: Host, tmp_path: Path) -> N
 def test_what_is_not_there(host: Host) -> None:
     host.device("dri/card0", 5)
     (host.dev / "plain").write_text("")
-    location = host.devices().near(
+    location = host.devices().locate(
         DeviceFacts(paths=("/dev/dri/card0", "/dev/uio9", "/dev/plain", "/dev/a\0b"))
     )
     assert [(entry.nodes, entry.source) for entry in location] == [
@@ -154,7 +154,7 @@ def test_what_is_not_there(host: Host) -> None:
 def test_names_without_meaning_are_not_entries(host: Host) -> None:
     host.device("nvidiactl", 255)
     paths = ("/dev", "/dev/null", "/dev/nvidiactl", "/etc/passwd", "/sys/fs/cgroup", "")
-    assert host.devices().near(DeviceFacts(paths, (), paths)) == ()
+    assert host.devices().locate(DeviceFacts(paths, (), paths)) == ()
     assert host.queried == []
 
 
@@ -174,10 +174,12 @@ def test_a_directory_represents_its_device_files(host: Host) -> None:
         "/dev/infiniband/uverbs1": "0",
         "/dev/infiniband/by-ibdev/uverbs2": "1",
     }
-    assert reported(host.devices().near(DeviceFacts(mounts=("/dev/infiniband",)))) == found
+    assert reported(host.devices().locate(DeviceFacts(mounts=("/dev/infiniband",)))) == found
     assert (
         reported(
-            host.devices().near(DeviceFacts(mounts=("/dev/infiniband/",), paths=("/dev/infiniband/uverbs0",)))
+            host.devices().locate(
+                DeviceFacts(mounts=("/dev/infiniband/",), paths=("/dev/infiniband/uverbs0",))
+            )
         )
         == found
     )
@@ -188,7 +190,7 @@ def test_a_directory_without_nodes_is_one_entry_or_none(host: Host) -> None:
     host.device("snd/pcm1", 2)
     host.device("infiniband/rdma_cm", 3)
     (host.dev / "empty").mkdir()
-    (location,) = host.devices().near(DeviceFacts(mounts=("/dev/snd", "/dev/infiniband", "/dev/empty")))
+    (location,) = host.devices().locate(DeviceFacts(mounts=("/dev/snd", "/dev/infiniband", "/dev/empty")))
     assert location == LocatedDevice("/dev/snd", "", None, "no device in it has a NUMA node")
 
 
@@ -196,7 +198,7 @@ def test_a_directory_of_thousands_is_truncated(host: Host) -> None:
     host.function(NIC, "1")
     for number in range(300):
         host.device(f"many/x{number:03}", number, f"{NIC}/x/x{number}")
-    location = host.devices().near(DeviceFacts(mounts=("/dev/many",)))
+    location = host.devices().locate(DeviceFacts(mounts=("/dev/many",)))
     assert [entry.name for entry in location] == [f"/dev/many/x{number:03}" for number in range(256)]
 
 
@@ -219,7 +221,7 @@ def test_a_link_that_leads_out_of_sysfs_is_ignored(host: Host, tmp_path: Path) -
     (host.sys / "dev/char/200:2").symlink_to("../../devices/gone")
     host.device("uio0", 1)
     host.device("uio1", 2)
-    assert [e.source for e in host.devices().near(DeviceFacts(paths=("/dev/uio0", "/dev/uio1")))] == [
+    assert [e.source for e in host.devices().locate(DeviceFacts(paths=("/dev/uio0", "/dev/uio1")))] == [
         "sysfs does not list it"
     ] * 2
 
@@ -232,7 +234,7 @@ def test_a_vfio_group_has_the_nodes_of_its_members(host: Host) -> None:
         for path in functions:
             host.link(f"kernel/iommu_groups/{group}/devices/{path.rpartition('/')[2]}", path)
     host.device("vfio/12", 1, "devices/virtual/vfio/12")
-    location = host.devices().near(
+    location = host.devices().locate(
         DeviceFacts(paths=("/dev/vfio/12", "/dev/vfio/noiommu-13", "/dev/vfio/14", "/dev/vfio/vfio"))
     )
     assert [(e.name, e.nodes, e.source) for e in location] == [
@@ -269,7 +271,7 @@ def test_a_card_that_sysfs_does_not_know_is_found_by_its_driver(host: Host) -> N
     paths = DeviceFacts(
         paths=("/dev/nvidia0", "/dev/nvidia7", "/run/nvidia/driver/dev/nvidia1", "/dev/nvidia5")
     )
-    location = devices.near(paths)
+    location = devices.locate(paths)
     assert reported(location) == {
         "/dev/nvidia0": "1",
         "/dev/nvidia7": "0",
@@ -278,11 +280,11 @@ def test_a_card_that_sysfs_does_not_know_is_found_by_its_driver(host: Host) -> N
     }
     assert location[0].source == "numa_node of PCI device 0000:5e:00.0"
     file.write_text("")  # the file is not read again while the cards are unchanged
-    assert devices.near(paths) == location
+    assert devices.locate(paths) == location
     host.function(NVME, "0")
     card(host, "0000:5e:00.0", 0)
     card(host, "0000:81:00.0", 5)
-    assert reported(devices.near(paths))["/dev/nvidia5"] == "0"
+    assert reported(devices.locate(paths))["/dev/nvidia5"] == "0"
 
 
 def test_a_card_in_sysfs_is_located_as_other_devices(host: Host) -> None:
@@ -291,7 +293,7 @@ def test_a_card_in_sysfs_is_located_as_other_devices(host: Host) -> None:
     card(host, "0000:5e:00.0", 0)
     host.device("nvidia0", 0, f"{GPU}/nvidia/nvidia0")
     host.device("nvidia1", 1, "devices/virtual/nvidia/nvidia1")
-    location = host.devices().near(DeviceFacts(paths=("/dev/nvidia0", "/dev/nvidia1")))
+    location = host.devices().locate(DeviceFacts(paths=("/dev/nvidia0", "/dev/nvidia1")))
     assert reported(location) == {"/dev/nvidia0": "0", "/dev/nvidia1": None}
     assert location[1].source == "a device without hardware of its own"
 
@@ -327,7 +329,7 @@ def test_a_sysfs_directory_represents_its_device(host: Host) -> None:
         "/sys/class/net/lo",
         "/sys/class/net/x",
     )
-    location = host.devices().near(DeviceFacts(mounts=mounts))
+    location = host.devices().locate(DeviceFacts(mounts=mounts))
     assert reported(location) == dict(zip(mounts, ("1", "1", None), strict=False))
 
 
@@ -351,7 +353,7 @@ def test_a_cdi_name_has_the_nodes_of_its_device_files(host: Host) -> None:
     }
     (host.cdi / "gpu.json").write_text(json.dumps(described))
     names = tuple(f"a.com/gpu={name}" for name in ("0", "all", "net", "none", "gone"))
-    location = host.devices().near(DeviceFacts(("/dev/dri/card1",), names))
+    location = host.devices().locate(DeviceFacts(("/dev/dri/card1",), names))
     by = f"(by {host.cdi}/gpu.json)"
     card, nic = "numa_node of PCI device 0000:3b:00.0", "numa_node of PCI device 0000:5e:00.0"
     assert [(e.name, e.nodes, e.source) for e in location] == [
@@ -369,7 +371,7 @@ def test_long_lists_of_sources_are_truncated(host: Host) -> None:
         path = f"devices/pci0000:00/0000:00:0{number}.0"
         host.function(path, "0")
         host.link(f"kernel/iommu_groups/1/devices/0000:00:0{number}.0", path)
-    (location,) = host.devices().near(DeviceFacts(paths=("/dev/vfio/1",)))
+    (location,) = host.devices().locate(DeviceFacts(paths=("/dev/vfio/1",)))
     assert location.source.count("PCI device") == 4
     assert location.source.endswith("0000:00:03.0 and 2 more")
 
@@ -384,7 +386,7 @@ def test_a_real_device_file(host: Host) -> None:
         pytest.skip(f"no device file can be made here: {error}")
     host.link("dev/block/259:4", f"{NVME}/nvme/nvme0/nvme0n1")
     devices = SysfsDevices(host.sys, host.dev, (), host.proc)
-    assert reported(devices.near(DeviceFacts(paths=("/dev/nvme0n1",)))) == {"/dev/nvme0n1": "1"}
+    assert reported(devices.locate(DeviceFacts(paths=("/dev/nvme0n1",)))) == {"/dev/nvme0n1": "1"}
 
 
 @pytest.fixture
@@ -419,7 +421,7 @@ def test_every_pci_function_of_a_real_machine(
     assert expected
     for address, node in expected.items():
         if (sysfs / "bus/pci/devices" / address).exists():
-            (location,) = devices.near(DeviceFacts(mounts=(f"/sys/bus/pci/devices/{address}",)))
+            (location,) = devices.locate(DeviceFacts(mounts=(f"/sys/bus/pci/devices/{address}",)))
             assert str(location.nodes) == (node if node != "-1" else "None"), location
 
 
@@ -433,7 +435,7 @@ def test_a_device_leads_to_the_pci_functions_that_carry_it(host: Host) -> None:
     host.write("x.json", json.dumps(spec), host.cdi)
     devices = host.devices()
     assert devices.cdi_names() == ["v.com/x=both", "v.com/x=none"]
-    assert devices.located("/dev/infiniband/uverbs0").functions == ("0000:5e:00.0",)
-    assert devices.located("v.com/x=both").functions == ("0000:5e:00.0", "0000:81:00.0")
-    assert devices.located("v.com/x=none").functions == ()
-    assert devices.located("/dev/null").functions == ()
+    assert devices.locate_device("/dev/infiniband/uverbs0").functions == ("0000:5e:00.0",)
+    assert devices.locate_device("v.com/x=both").functions == ("0000:5e:00.0", "0000:81:00.0")
+    assert devices.locate_device("v.com/x=none").functions == ()
+    assert devices.locate_device("/dev/null").functions == ()

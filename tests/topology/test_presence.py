@@ -8,7 +8,7 @@ import pytest
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.topology.reader import is_same, read_machine
+from proxy.topology.reader import is_machine_unchanged, read_machine
 from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 from tests.testkit.changed_copy import changed_copy
@@ -29,13 +29,13 @@ def known(tmp_path: Path) -> Machine:
 
 
 def test_an_unchanged_machine_is_the_same(known: Machine, tmp_path: Path) -> None:
-    assert is_same(known, tmp_path)
-    assert is_same(known, tmp_path / "sys")
+    assert is_machine_unchanged(known, tmp_path)
+    assert is_machine_unchanged(known, tmp_path / "sys")
 
 
 def test_a_removed_cpu_is_detected(known: Machine, tmp_path: Path) -> None:
     (tmp_path / "sys/devices/system/cpu/online").write_text("0-2,4-15\n")
-    assert not is_same(known, tmp_path)
+    assert not is_machine_unchanged(known, tmp_path)
     assert read_machine(tmp_path).online == known.online - CpuSet([3])
 
 
@@ -44,21 +44,21 @@ def test_a_removed_cpu_is_detected(known: Machine, tmp_path: Path) -> None:
 )
 def test_removed_memory_is_detected(known: Machine, tmp_path: Path, size: int, same: bool) -> None:
     (tmp_path / NODE1).write_text(f"Node 1 MemTotal: {size // 1024} kB\n")
-    assert is_same(known, tmp_path) is same
+    assert is_machine_unchanged(known, tmp_path) is same
 
 
 def test_a_small_node_that_lost_its_memory_is_detected(known: Machine, tmp_path: Path) -> None:
     small = changed_copy(known.nodes[1], mem_bytes=32 << 20)
     known = changed_copy(known, nodes=(known.nodes[0], small))
     (tmp_path / NODE1).write_text("Node 1 MemTotal: 0 kB\n")
-    assert not is_same(known, tmp_path)
+    assert not is_machine_unchanged(known, tmp_path)
     (tmp_path / NODE1).unlink()
-    assert not is_same(known, tmp_path)
+    assert not is_machine_unchanged(known, tmp_path)
 
 
 def test_a_removed_node_is_detected(known: Machine, tmp_path: Path) -> None:
     (tmp_path / "sys/devices/system/node/node1").rename(tmp_path / "away")
-    assert not is_same(known, tmp_path)
+    assert not is_machine_unchanged(known, tmp_path)
 
 
 def test_a_machine_without_nodes_is_compared_by_its_cpus(tmp_path: Path) -> None:
@@ -66,6 +66,6 @@ def test_a_machine_without_nodes_is_compared_by_its_cpus(tmp_path: Path) -> None
     (cpu / "cpu0/topology").mkdir(parents=True)
     (cpu / "online").write_text("0\n")
     machine = read_machine(tmp_path)
-    assert is_same(machine, tmp_path)
+    assert is_machine_unchanged(machine, tmp_path)
     (cpu / "online").write_text("0-1\n")
-    assert not is_same(machine, tmp_path)
+    assert not is_machine_unchanged(machine, tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.topology import uevents
-from proxy.topology.uevents import Uevents, concerns, listen
+from proxy.topology.uevents import Uevents, is_about_cpu_or_memory, subscribe_to_uevents
 
 CPU = Path("/sys/devices/system/cpu/cpu0/uevent")
 
@@ -30,23 +30,23 @@ CPU = Path("/sys/devices/system/cpu/cpu0/uevent")
     ],
 )
 def test_relevant_events_are_recognized(first: bytes, matters: bool) -> None:
-    assert concerns(first + b"\0ACTION=x\0SEQNUM=1") is matters
+    assert is_about_cpu_or_memory(first + b"\0ACTION=x\0SEQNUM=1") is matters
 
 
 def test_the_kernel_reports_without_delay() -> None:
-    reported, lack = listen()
+    reported, lack = subscribe_to_uevents()
     if reported is None:
         pytest.skip(lack)
     try:
-        while reported.changed():
+        while reported.read_changes():
             pass
-        assert not reported.changed()
+        assert not reported.read_changes()
         try:
             CPU.write_text("online")  # the kernel repeats the event, and nothing else changes
         except OSError as error:
             pytest.skip(f"cannot have the kernel send an event: {error}")
         assert select.select([reported], [], [], 10)[0]
-        assert reported.changed()
+        assert reported.read_changes()
     finally:
         reported.close()
 
@@ -66,11 +66,11 @@ class Lost:
 def test_lost_events_count_as_relevant(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = Uevents.__new__(Uevents)
     monkeypatch.setattr(reported, "_socket", Lost(errno.ENOBUFS), raising=False)
-    assert reported.changed()
-    assert not reported.changed()
+    assert reported.read_changes()
+    assert not reported.read_changes()
     monkeypatch.setattr(reported, "_socket", Lost(errno.EBADF), raising=False)
     with pytest.raises(OSError, match="made"):
-        reported.changed()
+        reported.read_changes()
 
 
 def test_a_forbidden_socket_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +78,6 @@ def test_a_forbidden_socket_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
 
     monkeypatch.setattr(uevents.socket, "socket", refuse)
-    reported, lack = listen()
+    reported, lack = subscribe_to_uevents()
     assert reported is None
     assert lack == "cannot listen to the kernel's uevents: Address family not supported by protocol"

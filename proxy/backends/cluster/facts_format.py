@@ -28,7 +28,7 @@ from msgspec import Struct, structs
 
 from proxy.backends.kubelet.small_file import FileStamp, file_stamp, read_small_file
 from proxy.model.quoting import printable
-from proxy.permissions import Trust
+from proxy.permissions import TrustCheck
 
 SCHEMA = "topoproxy-cluster-facts/1"
 FILE_LIMIT_BYTES = 16 << 20
@@ -108,7 +108,7 @@ class FactsFile(Generic[T]):
 
     def _read_again(self) -> None:
         """Read the file; if it cannot be used, raise an error, and ignore the file until it changes."""
-        if problem := Trust().file_problem(self.path):
+        if problem := TrustCheck().file_problem(self.path):
             raise ValueError(problem)
         data, self._stamp = read_small_file(str(self.path), FILE_LIMIT_BYTES)
         digest = hashlib.blake2b(data, digest_size=16).digest()

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from proxy.atomic_write import write_file, write_whole
+from proxy.atomic_write import write_completely, write_file
 from proxy.backends.ledger import format as fmt
 from proxy.model.errors import CannotCreateError, RecordError
 
@@ -115,7 +115,7 @@ class FileLedger:
 
     def _append(self, line: bytes) -> None:
         try:
-            write_whole(self._fd, line)
+            write_completely(self._fd, line)
             if self._sync:
                 os.fdatasync(self._fd)
         except OSError:

@@ -121,7 +121,7 @@ class Hotplug:
 
     def _read_uevents(self, events: MachineEvents) -> None:
         try:
-            changed = events.changed()
+            changed = events.read_changes()
         except OSError as error:
             self._uevents_failed(events)
             self._context.telemetry.problem(NO_UEVENTS, err=error.strerror)

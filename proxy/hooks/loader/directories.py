@@ -20,7 +20,7 @@ from pathlib import Path
 from proxy.config.hooks import HooksConfig
 from proxy.model.errors import HookError
 from proxy.model.quoting import escaped
-from proxy.permissions import Trust
+from proxy.permissions import TrustCheck
 
 _HOOK_FILE_NAME = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*\.py")
 _NAME_FORM = '(two digits, "-", then characters a-z, 0-9 and "-")'
@@ -109,7 +109,7 @@ class HookFileScan:
 def scan_directories(config: HooksConfig) -> HookFileScan:
     """Scan the three directories; each may be absent."""
     began = time.thread_time()
-    found, trust = HookFileScan(), Trust()
+    found, trust = HookFileScan(), TrustCheck()
     if not config.enabled:
         return found
     for directory in dict.fromkeys((config.directory, config.vendor_directory)):
@@ -133,7 +133,7 @@ def candidate_of(path: Path) -> Candidate:
     if not server and not _HOOK_FILE_NAME.fullmatch(path.name):
         raise HookError(f"cannot use hook {path}: it is not named NN-name.py {_NAME_FORM}")
     name = path.name.removesuffix("json").rstrip(".") if server else path.name.removesuffix(".py")
-    candidate = _examine(path, name or path.name, Trust(), server=server)
+    candidate = _examine(path, name or path.name, TrustCheck(), server=server)
     if candidate is None:
         cause = "it is not a file" if path.exists() else "there is no such file"
         raise HookError(f"cannot read {'hook server' if server else 'hook'} {path}: {cause}")
@@ -160,7 +160,7 @@ def _add(found: HookFileScan, candidate: Candidate) -> None:
         )
 
 
-def _python_candidates(directory: Path, found: HookFileScan, trust: Trust) -> Iterator[Candidate]:
+def _python_candidates(directory: Path, found: HookFileScan, trust: TrustCheck) -> Iterator[Candidate]:
     for name in _names(directory, found.unreadable, found.ignored_files):
         good = _HOOK_FILE_NAME.fullmatch(name)
         if not good and (not name.endswith(".py") or name.startswith(".")):
@@ -177,7 +177,7 @@ def _python_candidates(directory: Path, found: HookFileScan, trust: Trust) -> It
             )
 
 
-def _server_candidates(directory: Path, found: HookFileScan, trust: Trust) -> Iterator[Candidate]:
+def _server_candidates(directory: Path, found: HookFileScan, trust: TrustCheck) -> Iterator[Candidate]:
     for name in _names(directory, found.unreadable, found.ignored_files):
         if not name.endswith("json"):
             continue
@@ -213,7 +213,7 @@ def _names(directory: Path, unreadable: set[Path], ignored_files: list[str]) -> 
         return []
 
 
-def _examine(path: Path, name: str, trust: Trust, *, server: bool) -> Candidate | None:
+def _examine(path: Path, name: str, trust: TrustCheck, *, server: bool) -> Candidate | None:
     """Examine an entry; return None if it is nothing that could be read."""
     try:
         own = os.lstat(path)

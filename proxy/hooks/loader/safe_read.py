@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.model.errors import HookError
-from proxy.permissions import Trust, steps
+from proxy.permissions import TrustCheck, link_chain
 
 SETTLED_S = 0.15
 SIZE_LIMIT_BYTES = 1 << 20
@@ -92,9 +92,9 @@ def read_stable(path: Path, what: str = "hook", *, trusted: bool = True, timeout
 
 
 def _trusted_path(path: Path, what: str) -> Path:
-    if problem := Trust().file_problem(path):
+    if problem := TrustCheck().file_problem(path):
         raise UntrustedError(f"cannot trust {what} {path}: {problem}")
-    *_, last = steps(path)
+    *_, last = link_chain(path)
     return last
 
 
@@ -109,7 +109,7 @@ def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Conten
     before = os.fstat(descriptor)
     if not stat.S_ISREG(before.st_mode):
         raise HookError(f"cannot read {what} {path}: it is not a regular file")
-    if trusted and (problem := Trust().regular_file_problem(path, before)):
+    if trusted and (problem := TrustCheck().regular_file_problem(path, before)):
         raise UntrustedError(f"cannot trust {what} {path}: {problem}")
     if before.st_size > SIZE_LIMIT_BYTES:
         raise HookError(f"cannot read {what} {path}: it is larger than {SIZE_LIMIT_BYTES} bytes")

@@ -32,7 +32,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 
 from proxy.model.errors import HookError
-from proxy.permissions import Trust
+from proxy.permissions import TrustCheck
 from proxy.wire.grpc_channel import GrpcChannel, details_of
 
 LARGEST_MESSAGE_BYTES: Final = 16 << 20
@@ -83,7 +83,7 @@ class HookServerSocket:
         fingerprint = _fingerprint(found)
         if fingerprint == self._trusted_fingerprint:
             return ""
-        trust = Trust(self._users)
+        trust = TrustCheck(self._users)
         if not stat.S_ISSOCK(found.st_mode):
             return "it is not a socket"
         if problem := trust.path_problem(self._path):
