@@ -217,7 +217,7 @@ def _parts(page: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
 
 
 def _is_device(entry: DeviceEntry) -> bool:
-    return any(function.assignable for function in entry.functions)
+    return any(function.is_assignable for function in entry.functions)
 
 
 def _mask(nodes: object) -> Mask | None:

@@ -44,7 +44,7 @@ def lowest(bits: int) -> int:
     return (bits & -bits).bit_length() - 1
 
 
-def partition(reported: Mapping[int, int]) -> dict[int, int]:
+def group_cpus(reported: Mapping[int, int]) -> dict[int, int]:
     """Divide CPUs into groups, from the sets that they report.
 
     Args:
@@ -67,7 +67,7 @@ def partition(reported: Mapping[int, int]) -> dict[int, int]:
     return {cpu: members for members in group_of.values() for cpu in ids_in(members)}
 
 
-def by_key(keys: Mapping[int, int]) -> dict[int, int]:
+def group_by_key(keys: Mapping[int, int]) -> dict[int, int]:
     """Group CPUs that have an equal key: CPU to its group, as bits."""
     members: dict[int, int] = {}
     for cpu, key in keys.items():
@@ -140,8 +140,8 @@ def _numbers(tree: SysfsTree, cpus: Sequence[int], name: str) -> dict[int, int]:
 def _packages(tree: SysfsTree, online: int, cpus: Sequence[int], ids: Mapping[int, int]) -> dict[int, int]:
     reported = _reported(tree, online, cpus, ("package_cpus", "core_siblings"))
     # CPUs whose set is missing (old kernels; a CPU that was just brought up) are grouped by their package id.
-    by_id = by_key({cpu: ids[cpu] for cpu in cpus if cpu not in reported and cpu in ids})
-    return partition({**reported, **by_id})
+    by_id = group_by_key({cpu: ids[cpu] for cpu in cpus if cpu not in reported and cpu in ids})
+    return group_cpus({**reported, **by_id})
 
 
 def read_levels(tree: SysfsTree, online: int) -> Levels:
@@ -159,15 +159,15 @@ def read_levels(tree: SysfsTree, online: int) -> Levels:
     cores = _reported(tree, online, cpus, ("core_cpus", "thread_siblings"))
     packages = _packages(tree, online, cpus, package_id)
     groups = {
-        "core": partition({cpu: cores.get(cpu, 1 << cpu) for cpu in cpus}),
+        "core": group_cpus({cpu: cores.get(cpu, 1 << cpu) for cpu in cpus}),
         "package": packages,
-        "die": partition(_reported(tree, online, with_die, ("die_cpus",))),
-        "cluster": partition(_reported(tree, online, with_cluster, ("cluster_cpus",))),
+        "die": group_cpus(_reported(tree, online, with_die, ("die_cpus",))),
+        "cluster": group_cpus(_reported(tree, online, with_cluster, ("cluster_cpus",))),
     }
     first = f"{CPU_DIR}/cpu{cpus[0]}/topology" if cpus else ""
     for level in ("book", "drawer"):  # mainframes only; one check saves all other machines two reads per CPU
         if tree.exists(f"{first}/{level}_siblings"):
-            groups[level] = partition(_reported(tree, online, cpus, (f"{level}_siblings",)))
+            groups[level] = group_cpus(_reported(tree, online, cpus, (f"{level}_siblings",)))
     reported = (("thread siblings", cores), ("package siblings", packages))
     missing = tuple(name for name, level in reported if not level)
     return Levels(groups, _numbers(tree, cpus, "core_id"), package_id, missing)

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cache
-from proxy.topology.cpus import CPU_DIR, ids_in, lowest, partition
+from proxy.topology.cpus import CPU_DIR, group_cpus, ids_in, lowest
 from proxy.topology.files import SysfsTree
 from proxy.topology.nodes import NODE_DIR
 
@@ -104,7 +104,7 @@ def read_caches(
         cache = _last_level(tree, cpu, cores[cpu])
         if cache is not None:
             last_levels[cpu] = cache
-    groups = partition({cpu: cache.bits & online for cpu, cache in last_levels.items()})
+    groups = group_cpus({cpu: cache.bits & online for cpu, cache in last_levels.items()})
     caches: dict[int, Cache] = {}
     for bits in sorted(set(groups.values()), key=lowest):
         first = last_levels[lowest(bits)]

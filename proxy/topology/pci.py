@@ -1,7 +1,7 @@
 """The PCI functions of a machine in sysfs, with their kind and NUMA nodes.
 
 ``/sys/bus/pci/devices`` lists all functions by address. Bridges and controllers of the board are functions
-too, so only functions of some classes are given to containers (``PciFunction.assignable``). The class codes
+too, so only functions of some classes are given to containers (``PciFunction.is_assignable``). The class codes
 are those of the PCI Code and ID Assignment Specification.
 """
 
@@ -76,7 +76,7 @@ class PciFunction(Struct, frozen=True):
         return _KINDS.get(self.code[:4]) or _KINDS.get(self.code[:2], "")
 
     @property
-    def assignable(self) -> bool:
+    def is_assignable(self) -> bool:
         """Whether the function is of a class that is given to containers, or is a virtual function."""
         return self.code.startswith(_ASSIGNABLE) or bool(self.physical)
 

@@ -450,14 +450,14 @@ class TestGroupsInAContainer:
         self.make_nested(bed, 2)
         if bed.groups.version == 2:
             pytest.skip("v2 has nothing to do below")
-        put, late = bed.groups._put, iter(["c/new"])
+        write, late = bed.groups._write_list, iter(["c/new"])
 
         def slowly(path: str, kind: object, value: IdSet) -> None:
-            put(path, kind, value)  # type: ignore[arg-type]
+            write(path, kind, value)  # type: ignore[arg-type]
             if path == bed.path("c/d") and (name := next(late, "")):
                 bed.fill(name)
 
-        monkeypatch.setattr(bed.groups, "_put", slowly)
+        monkeypatch.setattr(bed.groups, "_write_list", slowly)
         assert bed.groups.write(bed.path("c"), bed.few, None) is True
         assert self.effective_sets(bed, ["c", "c/d", "c/new"]) == {bed.few}
         assert not list(late)

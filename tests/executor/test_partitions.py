@@ -39,7 +39,7 @@ class PlayedPartitions:
     gone: set[str] = field(default_factory=set)
     during: Callable[[], None] = lambda: None
 
-    def file(self, path: str) -> str:
+    def event_file(self, path: str) -> str:
         return ""
 
     def read(self, path: str) -> PartitionState:

@@ -61,7 +61,7 @@ def read_back_skipped() -> Patches:
         return [b"\n" if before is None and files.is_group(path) else before for path, before in both]
 
     yield SimulatedFiles, "write_if_different", write_if_different
-    yield KernelCgroups, "_check", _nothing
+    yield KernelCgroups, "_verify_written", _nothing
 
 
 def shrink_skipped() -> Patches:

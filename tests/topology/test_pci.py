@@ -41,7 +41,7 @@ def test_a_network_card(pci: PciTree) -> None:
         Mask([1]),
         "numa_node of PCI device 0000:3b:00.0",
     )
-    assert (only(pci).kind, only(pci).assignable) == ("network", True)
+    assert (only(pci).kind, only(pci).is_assignable) == ("network", True)
 
 
 @pytest.mark.parametrize("node", ["-1", "", "7", "x"])
@@ -56,7 +56,7 @@ def test_a_virtual_function_names_its_physical_one(pci: PciTree) -> None:
     pci.add("0000:3b:02.0", "0xff0000", "0", physical="0000:3b:00.0")
     first, second = pci_functions(pci.sysfs)
     assert (first.physical, second.physical) == ("", "0000:3b:00.0")
-    assert second.assignable, "independently of its class"
+    assert second.is_assignable, "independently of its class"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_class_code_determines_the_kind_of_a_device(
     pci: PciTree, code: str, kind: str, assignable: bool
 ) -> None:
     pci.add("0000:00:01.0", code)
-    assert (only(pci).kind, only(pci).assignable) == (kind, assignable)
+    assert (only(pci).kind, only(pci).is_assignable) == (kind, assignable)
 
 
 def test_names_behind_a_virtio_device(pci: PciTree) -> None:
@@ -107,7 +107,7 @@ def test_a_real_machine(tmp_path: Path) -> None:
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path, filter="data")
     (sysfs,) = tmp_path.glob("*/sys")
-    assignable = {f.address: f for f in pci_functions(sysfs) if f.assignable}
+    assignable = {f.address: f for f in pci_functions(sysfs) if f.is_assignable}
     card = assignable["0000:43:00.0"]
     assert (card.kind, card.nodes, card.interfaces) == ("InfiniBand", Mask([2]), ("ib0", "qib0"))
     assert assignable["0000:02:00.0"].nodes is None

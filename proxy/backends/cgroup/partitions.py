@@ -73,7 +73,7 @@ class KernelPartitions:
         """Why partitions are impossible here, as text; empty if they may be possible."""
         return "" if self._version == 2 else "cgroup v1 has none"
 
-    def file(self, path: str) -> str:
+    def event_file(self, path: str) -> str:
         """Return the file that signals changes of a partition; empty if there is none."""
         return f"{self._root}/{path}/{PARTITION}" if self._root else ""
 

@@ -23,9 +23,9 @@ from proxy.model.quoting import quoted
 if TYPE_CHECKING:
     M = TypeVar("M", bound=Message)
 
-MESSAGE_LIMIT: Final = 4 << 20
+MESSAGE_LIMIT_BYTES: Final = 4 << 20
 """The most bytes of a message, as in kubelet's client (the default of grpc-go)."""
-ANSWER_LIMIT: Final = 256 << 10
+ANSWER_LIMIT_BYTES: Final = 256 << 10
 """The most bytes of an answer; the answer to Allocate becomes a part of a request, and is kept."""
 DEVICES_LIMIT: Final = 16_384
 """The most devices of a resource."""
@@ -74,7 +74,7 @@ def read_options(content: bytes) -> tuple[bool, bool]:
     Raises:
         PluginAnswerError: The answer is too large, or cannot be decoded.
     """
-    _check_size(content, ANSWER_LIMIT)
+    _check_size(content, ANSWER_LIMIT_BYTES)
     options = _decoded(pb.DevicePluginOptions, content)
     return options.get_preferred_allocation_available, options.pre_start_required
 
@@ -96,7 +96,7 @@ def read_preference(content: bytes, available: Collection[str], size: int) -> tu
         PluginAnswerError: The answer is too large, or names a device that was not offered, or the same device
             twice, or too many devices.
     """
-    _check_size(content, max(ANSWER_LIMIT, 4 * ID_LIMIT * size))  # a character has up to 4 bytes
+    _check_size(content, max(ANSWER_LIMIT_BYTES, 4 * ID_LIMIT * size))  # a character has up to 4 bytes
     answers = _decoded(pb.PreferredAllocationResponse, content).container_responses
     if len(answers) > 1:
         raise PluginAnswerError(f"it answers for {len(answers)} containers, and one was requested")
@@ -127,7 +127,7 @@ def read_allocation(content: bytes) -> AllocateAnswer:
     Raises:
         PluginAnswerError: The answer is not for one container, is too large, or contains impossible values.
     """
-    _check_size(content, ANSWER_LIMIT)
+    _check_size(content, ANSWER_LIMIT_BYTES)
     answers = _decoded(pb.AllocateResponse, content).container_responses
     if len(answers) != 1:
         raise PluginAnswerError(f"it answers for {len(answers)} containers, and one was requested")

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from proxy.backends.device_plugins.messages import MESSAGE_LIMIT, PluginAnswerError
+from proxy.backends.device_plugins.messages import MESSAGE_LIMIT_BYTES, PluginAnswerError
 from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
 from proxy.wire.grpc_channel import SINGLE_THREADED_STREAM, GrpcChannel, details_of
 
@@ -52,7 +52,7 @@ class PluginChannel:
         """Store the path of the socket; nothing is dialled before the first call."""
         self._path = path
         self._loop = asyncio.get_running_loop()
-        self._channel = GrpcChannel(path, MESSAGE_LIMIT, SINGLE_THREADED_STREAM)
+        self._channel = GrpcChannel(path, MESSAGE_LIMIT_BYTES, SINGLE_THREADED_STREAM)
 
     async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make a call.
@@ -64,7 +64,7 @@ class PluginChannel:
 
         Raises:
             PluginCallError: There is no answer in time, or it is an error.
-            PluginAnswerError: The answer is longer than ``MESSAGE_LIMIT``.
+            PluginAnswerError: The answer is longer than ``MESSAGE_LIMIT_BYTES``.
         """
         answer: asyncio.Future[bytes] = self._loop.create_future()
         try:
@@ -125,7 +125,7 @@ def _pass_result(answer: asyncio.Future[bytes], call: Any, timeout_s: float) -> 
     elif code == GrpcStatus.DEADLINE_EXCEEDED:
         answer.set_exception(PluginCallError(f"no answer within {timeout_s:g} s", answered=False))
     elif code == GrpcStatus.RESOURCE_EXHAUSTED and _TOO_LARGE.search(call.details() or ""):
-        answer.set_exception(PluginAnswerError(f"its answer has more than {MESSAGE_LIMIT} bytes"))
+        answer.set_exception(PluginAnswerError(f"its answer has more than {MESSAGE_LIMIT_BYTES} bytes"))
     else:
         answer.set_exception(PluginCallError(_message_of(call), answered=code not in NO_ANSWER))
 

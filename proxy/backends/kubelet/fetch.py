@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 ANSWER_LIMIT_BYTES = 64 << 20
 """The most bytes of an answer; a list of hundreds of pods has a few million."""
 
-_CHUNK = 1 << 16
-_LONGEST_REASON = 200
-_LONGEST_TOKEN = 1 << 16
+_CHUNK_BYTES = 1 << 16
+_REASON_LIMIT_BYTES = 200
+_TOKEN_LIMIT_BYTES = 1 << 16
 _CREDENTIALS_HINT = "; name the file of a valid token or certificate"
 
 
@@ -118,7 +118,7 @@ class _DeadlineSocket:
         self._socket.sendall(data)
 
     def makefile(self, *_: object) -> io.BufferedReader:
-        return io.BufferedReader(_DeadlineReader(self._socket, self._deadline), _CHUNK)
+        return io.BufferedReader(_DeadlineReader(self._socket, self._deadline), _CHUNK_BYTES)
 
     def close(self) -> None:
         """Do nothing: http.client closes before it reads; the exchange closes the socket at its end."""
@@ -214,7 +214,7 @@ def _authorization(settings: KubeletSettings, scheme: str) -> dict[str, str]:
     if scheme != "https":
         raise ValueError("a token is sent over https only")
     try:
-        token = read_small_file(settings.token_file, _LONGEST_TOKEN)[0].decode("ascii").strip()
+        token = read_small_file(settings.token_file, _TOKEN_LIMIT_BYTES)[0].decode("ascii").strip()
     except OSError as error:
         raise ValueError(f"cannot read the token in {settings.token_file}: {error.strerror}") from None
     except ValueError as error:
@@ -226,7 +226,7 @@ def _authorization(settings: KubeletSettings, scheme: str) -> dict[str, str]:
 
 def _body(response: http.client.HTTPResponse, endpoint: _Endpoint) -> bytes:
     if response.status != 200:
-        text = " ".join(response.read(_LONGEST_REASON).decode("ascii", "replace").split())
+        text = " ".join(response.read(_REASON_LIMIT_BYTES).decode("ascii", "replace").split())
         text = "".join(c if c.isprintable() else "?" for c in text)
         hint = {401: _CREDENTIALS_HINT, 403: f"; allow get on {endpoint.resource} or nodes/proxy"}.get(
             response.status, ""
@@ -235,7 +235,7 @@ def _body(response: http.client.HTTPResponse, endpoint: _Endpoint) -> bytes:
     promised = response.length
     chunks, size = [], 0
     if promised is None or promised <= ANSWER_LIMIT_BYTES:
-        while chunk := response.read(_CHUNK):
+        while chunk := response.read(_CHUNK_BYTES):
             size += len(chunk)
             if size > ANSWER_LIMIT_BYTES:
                 break

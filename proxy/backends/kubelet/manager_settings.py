@@ -17,14 +17,14 @@ from msgspec import Struct, field
 from proxy.model.idset import CpuSet
 from proxy.model.quantity import parse_quantity
 
-POLICIES = ("none", "static")
+CPU_POLICIES = ("none", "static")
 TOPOLOGY_POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 SCOPES = ("container", "pod")
-RESERVES = ("kubeReserved", "systemReserved", "evictionHard")
+CPU_RESERVES = ("kubeReserved", "systemReserved", "evictionHard")
 """Settings that reserve CPUs. Kubelet documents no CPU threshold for the last; if one is set, it counts."""
 
 _MOST_CPUS = 8192
-_LONGEST = 60
+_SHOWN_CHARACTERS = 60
 
 T = TypeVar("T")
 
@@ -64,9 +64,9 @@ def manager_settings(raw: Mapping[str, Any]) -> ManagerSettings:
             problems.append(f"{name}: {error}")
             return None
 
-    amounts = [amount for name in RESERVES if (amount := read(name, _cpu)) is not None]
+    amounts = [amount for name in CPU_RESERVES if (amount := read(name, _cpu)) is not None]
     return ManagerSettings(
-        read("cpuManagerPolicy", lambda value: _one_of(value, POLICIES)),
+        read("cpuManagerPolicy", lambda value: _one_of(value, CPU_POLICIES)),
         read("cpuManagerPolicyOptions", _options),
         read("topologyManagerPolicy", lambda value: _one_of(value, TOPOLOGY_POLICIES)),
         read("topologyManagerScope", lambda value: _one_of(value, SCOPES)),
@@ -80,7 +80,7 @@ def _shown(value: object) -> str:
     if not isinstance(value, str | int | float | bool):
         return "nothing" if value is None else "a list" if isinstance(value, list) else "an object"
     text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _one_of(value: object, known: tuple[str, ...]) -> str | None:

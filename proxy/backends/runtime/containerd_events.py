@@ -36,7 +36,7 @@ NAMESPACE = "k8s.io"
 """The containerd namespace of containers that are made through the CRI; fixed in containerd's code."""
 ID_LIMIT = 256
 """The most characters of an id; containerd allows 76."""
-MESSAGE_LIMIT = 64 << 10
+MESSAGE_LIMIT_BYTES = 64 << 10
 """The most bytes of an event; requested events have a few hundred. A larger event ends the stream."""
 _EXIT, _START, _DELETE = "/tasks/exit", "/tasks/start", "/containers/delete"
 _SUBSCRIBE = "/containerd.services.events.v1.Events/Subscribe"
@@ -61,7 +61,7 @@ class ContainerdEvents:
         """
         self._path = path.removeprefix("unix://")
         self.timeout: Callable[[], float] = lambda: timeout_s
-        self._channel = GrpcChannel(self._path, MESSAGE_LIMIT, SINGLE_THREADED_STREAM)
+        self._channel = GrpcChannel(self._path, MESSAGE_LIMIT_BYTES, SINGLE_THREADED_STREAM)
         self.report_unread: Callable[[str], None] = lambda message: None
 
     def listen(self) -> Iterator[RuntimeEvent]:

@@ -79,7 +79,7 @@ class PartitionJobs:
             try:
                 state = self._kernel.read(record.path)
                 if state.valid and state.kind == record.kind:
-                    self._watcher.add(container_id, self._kernel.file(record.path))
+                    self._watcher.add(container_id, self._kernel.event_file(record.path))
                     self._invalid.discard(container_id)
                     self._not_made.discard(container_id)
                     continue
@@ -163,7 +163,7 @@ class PartitionJobs:
             return PartitionState(MEMBER, valid=False, reason=str(error))
         if partition.valid:
             self._not_made.discard(container_id)
-            self._watcher.add(container_id, self._kernel.file(record.path))
+            self._watcher.add(container_id, self._kernel.event_file(record.path))
         else:
             self.ended.add(container_id)
         return partition

@@ -16,7 +16,7 @@ class Partitions(Protocol):
     def unsupported_reason(self) -> str:
         """Why there cannot be partitions at all, as text; empty if there can be."""
 
-    def file(self, path: str) -> str:
+    def event_file(self, path: str) -> str:
         """Return the file that has poll events when a partition changes; empty if there is none."""
 
     def read(self, path: str) -> PartitionState:

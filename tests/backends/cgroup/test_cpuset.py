@@ -13,7 +13,7 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 
 
-def lay(root: Path, files: dict[str, str]) -> Path:
+def write_tree(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -38,7 +38,7 @@ def lay(root: Path, files: dict[str, str]) -> Path:
     ],
 )
 def test_the_hierarchy_is_recognised(tmp_path: Path, files: dict[str, str], version: int, mount: str) -> None:
-    groups = open_cgroups(lay(tmp_path, files))
+    groups = open_cgroups(write_tree(tmp_path, files))
     assert (groups.version, groups.root) == (version, tmp_path / mount)
     assert type(groups) is KernelCgroups
 
@@ -46,7 +46,7 @@ def test_the_hierarchy_is_recognised(tmp_path: Path, files: dict[str, str], vers
 @pytest.mark.parametrize("files", [{}, {"cgroup.controllers": "cpu memory\n"}, {"memory/tasks": ""}])
 def test_no_cpuset_controller(tmp_path: Path, files: dict[str, str]) -> None:
     with pytest.raises(CgroupError, match=r"cannot find the cpuset controller .*--cgroup-root"):
-        open_cgroups(lay(tmp_path, files))
+        open_cgroups(write_tree(tmp_path, files))
 
 
 def test_a_directory_tree_opens_with_its_version(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_directory_tree_opens_with_its_version(tmp_path: Path) -> None:
 
 
 def test_v1_without_effective_files(tmp_path: Path) -> None:
-    lay(tmp_path, {"a/cpuset.cpus": "0-1\n", "a/cpuset.mems": "0\n"})
+    write_tree(tmp_path, {"a/cpuset.cpus": "0-1\n", "a/cpuset.mems": "0\n"})
     value = KernelCgroups(tmp_path, 1).read("a")
     assert (value.effective_cpus, value.effective_mems) == (CpuSet.parse("0-1"), Mask.parse("0"))
 
@@ -77,14 +77,14 @@ def test_v2_group_without_the_controller(tmp_path: Path) -> None:
 
 
 def test_v2_root_has_no_configured_list(tmp_path: Path) -> None:
-    lay(tmp_path, {"cpuset.cpus.effective": "0-7\n", "cpuset.mems.effective": "0\n"})
+    write_tree(tmp_path, {"cpuset.cpus.effective": "0-7\n", "cpuset.mems.effective": "0\n"})
     value = KernelCgroups(tmp_path, 2).read("")
     assert not value.cpus
     assert value.effective_cpus == CpuSet.parse("0-7")
 
 
 def test_an_invalid_list_in_a_file_is_reported(tmp_path: Path) -> None:
-    lay(tmp_path, {"a/cpuset.cpus": "pear\n", "a/cpuset.mems": "0\n"})
+    write_tree(tmp_path, {"a/cpuset.cpus": "pear\n", "a/cpuset.mems": "0\n"})
     with pytest.raises(CgroupError, match="cannot read CPUs of cgroup /a: 'pear"):
         KernelCgroups(tmp_path, 1).read("a")
 

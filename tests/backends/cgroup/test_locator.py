@@ -157,7 +157,7 @@ def test_the_group_of_this_process_is_found() -> None:
 # Hierarchies at unusual places.
 
 
-def lay(root: Path, lines: list[str], **files: str) -> Path:
+def write_tree(root: Path, lines: list[str], **files: str) -> Path:
     for name, text in files.items():
         path = root / name.replace("__", "/").replace("_dot_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def lay(root: Path, lines: list[str], **files: str) -> Path:
 
 def test_v1_is_found_by_its_mount_if_v2_has_the_usual_place(tmp_path: Path) -> None:
     sys, mnt = tmp_path / "sys", tmp_path / "mnt/sets"
-    lay(
+    write_tree(
         tmp_path,
         [f"1 0 0:1 / {sys} rw - cgroup2 cgroup2 rw", f"2 0 0:2 / {mnt} rw - cgroup none rw,cpuset,cpu"],
         sys__cgroup_dot_controllers="memory\n",
@@ -191,7 +191,7 @@ def test_v1_is_found_by_its_mount_if_v2_has_the_usual_place(tmp_path: Path) -> N
 
 def test_v2_is_found_by_its_mount(tmp_path: Path) -> None:
     other = tmp_path / "sys/second"
-    lay(
+    write_tree(
         tmp_path,
         [f"1 0 0:1 / {other} rw - cgroup2 cgroup2 rw"],
         sys__second__cgroup_dot_controllers="cpuset cpu memory\n",
@@ -209,7 +209,7 @@ def test_v2_is_found_by_its_mount(tmp_path: Path) -> None:
 
 def test_v1_memory_is_found_by_its_mounts(tmp_path: Path) -> None:
     points = {name: tmp_path / "sys" / name for name in ("ram", "big", "sets")}
-    lay(
+    write_tree(
         tmp_path,
         [
             f"1 0 0:1 / {points[name]} rw - cgroup cgroup rw,{controller}"
@@ -225,7 +225,7 @@ def test_v1_memory_is_found_by_its_mounts(tmp_path: Path) -> None:
 
 def test_joined_accounting_is_found_by_its_mount(tmp_path: Path) -> None:
     point = tmp_path / "sys/both"
-    lay(
+    write_tree(
         tmp_path,
         [f"1 0 0:1 / {point} rw - cgroup cgroup rw,cpuacct,cpu"],
         sys__both__cpuacct_dot_usage="1\n",

@@ -104,7 +104,7 @@ def test_a_path_is_made_relative_to_a_mount(path: str, root: str, place: Mounted
     assert path_below_mount(path, root) == place
 
 
-def lay(root: Path, mountinfo: str) -> Path:
+def write_tree(root: Path, mountinfo: str) -> Path:
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/mountinfo").write_text(mountinfo)
     return root / "proc"
@@ -112,7 +112,7 @@ def lay(root: Path, mountinfo: str) -> Path:
 
 def test_mounts_are_only_taken_if_the_root_is_the_machines_own(tmp_path: Path) -> None:
     point = tmp_path / "sys/cpuset"
-    procfs = lay(tmp_path, f"34 31 0:31 / {point} rw - cgroup cgroup rw,cpuset\n")
+    procfs = write_tree(tmp_path, f"34 31 0:31 / {point} rw - cgroup cgroup rw,cpuset\n")
     assert [m.point for m in mounts_elsewhere(tmp_path / "sys", procfs)] == [point]
     assert [m.point for m in mounts_elsewhere(point, procfs)] == [point]
     assert [m.point for m in mounts_elsewhere(Path("/sys/fs/cgroup"), procfs)] == [point]

@@ -16,7 +16,7 @@ NAMES = ("a", "b", "c")
 ALL, FEW = CpuSet.parse("0-3"), CpuSet.parse("0-2")
 
 
-def lay(root: Path, version: int = 1, effective: str = "") -> KernelCgroups:
+def write_tree(root: Path, version: int = 1, effective: str = "") -> KernelCgroups:
     for name in NAMES:
         (root / name).mkdir()
         put(root, name, "0-3\n")
@@ -47,7 +47,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, call: str) -> list[int]:
 
 
 def test_a_group_that_has_the_set_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = lay(tmp_path)
+    groups = write_tree(tmp_path)
     put(tmp_path, "b", "0-2\n")
     writes = counted(monkeypatch, "pwrite")
     assert groups.write_all(NAMES, FEW) == [True, False, True]
@@ -58,7 +58,7 @@ def test_a_group_that_has_the_set_is_not_written(tmp_path: Path, monkeypatch: py
 
 
 def test_a_known_set_is_read_only_after_the_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = lay(tmp_path)
+    groups = write_tree(tmp_path)
     reads = counted(monkeypatch, "pread")
     assert groups.write_all(NAMES, FEW, ALL) == [True] * 3
     assert len(reads) == 3
@@ -67,7 +67,7 @@ def test_a_known_set_is_read_only_after_the_write(tmp_path: Path, monkeypatch: p
 
 
 def test_missing_or_busy_groups_block_no_other(tmp_path: Path) -> None:
-    groups = lay(tmp_path)
+    groups = write_tree(tmp_path)
     long = ",".join(str(cpu) for cpu in range(0, 400, 2)) + "\n"
     assert len(long) > QUICK_WRITE_LIMIT_BYTES
     put(tmp_path, "b", long)
@@ -80,7 +80,7 @@ def test_missing_or_busy_groups_block_no_other(tmp_path: Path) -> None:
 
 
 def test_a_bulk_write_stops_on_request(tmp_path: Path) -> None:
-    groups = lay(tmp_path)
+    groups = write_tree(tmp_path)
     answers = iter((True, False, True))
     assert groups.write_all(NAMES, FEW, None, lambda: next(answers)) == [True, None, None]
     assert [seen(tmp_path, name) for name in NAMES] == ["0-2\n", "0-3\n", "0-3\n"]
@@ -88,7 +88,7 @@ def test_a_bulk_write_stops_on_request(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("known", [FEW, None])
 def test_child_groups_follow_a_group_that_has_grown(tmp_path: Path, known: CpuSet | None) -> None:
-    groups = lay(tmp_path)
+    groups = write_tree(tmp_path)
     for name, text in (
         ("a", "0-2\n"),
         ("a/all", "0-2\n"),
@@ -105,7 +105,7 @@ def test_child_groups_follow_a_group_that_has_grown(tmp_path: Path, known: CpuSe
 
 
 def test_on_v2_the_effective_list_counts(tmp_path: Path) -> None:
-    groups = lay(tmp_path, 2, "0-2\n")
+    groups = write_tree(tmp_path, 2, "0-2\n")
     (tmp_path / "b" / "cpuset.cpus.effective").write_text("0-3\n")
     assert groups.write_all(NAMES, FEW) == [True, None, True]
     assert groups.write_all(NAMES, FEW) == [False, None, False]

@@ -135,7 +135,7 @@ def test_an_allocation_is_read_with_all_its_fields() -> None:
         (answer(devices=[pb.DeviceSpec(container_path="/c", host_path="h")]), "device at 'h'"),
         (answer(devices=[pb.DeviceSpec(container_path="/c", host_path="/h", permissions="rx")]), "'rx'"),
         (answer(cdi_devices=[pb.CDIDevice(name="nothing")]), "CDI name 'nothing'"),
-        (answer(envs={"A": "x" * messages.ANSWER_LIMIT}), "bytes"),
+        (answer(envs={"A": "x" * messages.ANSWER_LIMIT_BYTES}), "bytes"),
         (answer(cdi_devices=[pb.CDIDevice(name="a/b=c")] * 1025), "1025 cdi_devices"),
         (b"\xff", "cannot be decoded as AllocateResponse"),
     ],

@@ -15,7 +15,7 @@ from proxy.backends.kubelet.settings import KubeletError
 from proxy.model.grpc_status import GrpcStatus
 
 METHOD = "/v1.PodResourcesLister/List"
-PATIENT = 60.0
+LONG_TIMEOUT_S = 60.0
 """Seconds: more than any machine needs."""
 
 
@@ -30,7 +30,7 @@ def test_the_channel_waits_for_a_server_that_starts_slowly(
         List=lambda *_: pb.ListPodResourcesResponse().SerializeToString(),
     )
     slow_socket(path, server_path, 0.5)
-    channel = UnixChannel(str(path), PATIENT)
+    channel = UnixChannel(str(path), LONG_TIMEOUT_S)
     answer = channel.call("list", METHOD, pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
     assert not answer.pod_resources
     channel.close()
@@ -44,6 +44,6 @@ def test_a_server_that_never_starts_costs_the_timeout_of_one_call(tmp_path: Path
         begin = time.monotonic()
         with pytest.raises(KubeletError) as caught:
             channel.call("list", METHOD, pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
-        assert time.monotonic() - begin < PATIENT
+        assert time.monotonic() - begin < LONG_TIMEOUT_S
         assert caught.value.code in (GrpcStatus.DEADLINE_EXCEEDED, GrpcStatus.UNAVAILABLE)
         channel.close()

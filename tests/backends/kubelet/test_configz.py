@@ -13,12 +13,12 @@ from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 
-PATIENT = 60.0
+LONG_TIMEOUT_S = 60.0
 
 
 def failure(**settings: Any) -> KubeletError:
     with pytest.raises(KubeletError) as caught:
-        read_configz(KubeletSettings(**{"timeout": PATIENT, **settings}))
+        read_configz(KubeletSettings(**{"timeout": LONG_TIMEOUT_S, **settings}))
     return caught.value
 
 
@@ -38,7 +38,7 @@ def test_configz_is_requested_at_its_usual_path_with_token_and_certificate(
             configz=tls_server.url,
             token_file=str(tmp_path / "token"),
             ca_file=str(certificate[0]),
-            timeout=PATIENT,
+            timeout=LONG_TIMEOUT_S,
         )
     )
     assert (result.policy, result.reserved, result.problems) == ("static", CpuSet([0, 1]), ())
@@ -72,5 +72,5 @@ def test_a_refused_request_names_the_permission_to_grant(pods_server: Any, answe
 
 
 def test_a_kubelet_that_hangs_is_reported_as_such(pods_server: Any) -> None:
-    pods_server.reply = lambda handler: pods_server.over.wait(PATIENT)
+    pods_server.reply = lambda handler: pods_server.over.wait(LONG_TIMEOUT_S)
     assert failure(configz=pods_server.url, timeout=0.05).code == GrpcStatus.DEADLINE_EXCEEDED

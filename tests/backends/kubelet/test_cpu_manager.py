@@ -26,7 +26,7 @@ from proxy.topology.regular_machine import regular_machine
 
 MACHINE = regular_machine(2, 1, 4, 2)
 TOPOLOGY = CpuTopology.of(MACHINE)
-PATIENT = 60.0
+LONG_TIMEOUT_S = 60.0
 STATIC = static_state(MACHINE.online, {"u": {"c": CpuSet([2, 3]), "d": CpuSet([4])}})
 HELD = {"u": {"c": CpuSet([2, 3]), "d": CpuSet([4])}}
 
@@ -52,7 +52,7 @@ class Clock:
 
 
 def reader(directory: Path, clock: Clock | None = None, **settings: Any) -> KubeletCpuManagerReader:
-    kubelet_settings = KubeletSettings(**{"timeout": PATIENT, **settings})
+    kubelet_settings = KubeletSettings(**{"timeout": LONG_TIMEOUT_S, **settings})
     return KubeletCpuManagerReader(kubelet_settings, str(directory), "", lambda: TOPOLOGY, clock or Clock())
 
 
@@ -189,7 +189,7 @@ def test_an_answer_is_valid_for_a_while_unless_kubelet_restarted(
 
 
 def test_a_kubelet_that_hangs_is_not_queried_for_a_while(tmp_path: Path, pods_server: Any) -> None:
-    pods_server.reply = lambda handler: pods_server.over.wait(PATIENT)
+    pods_server.reply = lambda handler: pods_server.over.wait(LONG_TIMEOUT_S)
     clock = Clock()
     found = reader(tmp_path, clock, configz=pods_server.url, timeout=0.05)
     for _ in range(5):

@@ -19,21 +19,21 @@ from proxy.backends.kubelet import fetch
 from proxy.backends.kubelet.fetch import fetch_pods
 from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
 
-PATIENT = 60.0
+LONG_TIMEOUT_S = 60.0
 """Seconds: more than any machine needs."""
 
 
 def failure(**settings: Any) -> str:
     with pytest.raises(KubeletError) as caught:
-        fetch_pods(KubeletSettings(**{"timeout": PATIENT, **settings}))
+        fetch_pods(KubeletSettings(**{"timeout": LONG_TIMEOUT_S, **settings}))
     return str(caught.value)
 
 
 def test_the_pod_list_is_requested_at_its_usual_path(pods_server: Any) -> None:
     pods_server.items = [{"metadata": {"uid": "u-1"}}]
-    content = fetch_pods(KubeletSettings(pods_url=pods_server.url, timeout=PATIENT))
+    content = fetch_pods(KubeletSettings(pods_url=pods_server.url, timeout=LONG_TIMEOUT_S))
     assert b'"u-1"' in content
-    fetch_pods(KubeletSettings(pods_url=f"{pods_server.url}/other/pods?all=1", timeout=PATIENT))
+    fetch_pods(KubeletSettings(pods_url=f"{pods_server.url}/other/pods?all=1", timeout=LONG_TIMEOUT_S))
     assert [path for path, _ in pods_server.seen] == ["/pods", "/other/pods?all=1"]
     assert "Authorization" not in pods_server.seen[0][1]
 
@@ -43,7 +43,7 @@ def test_the_token_is_read_for_each_request(
 ) -> None:
     token = tmp_path / "token"
     settings = KubeletSettings(
-        pods_url=tls_server.url, token_file=str(token), ca_file=str(certificate[0]), timeout=PATIENT
+        pods_url=tls_server.url, token_file=str(token), ca_file=str(certificate[0]), timeout=LONG_TIMEOUT_S
     )
     for word in ("first", "second"):
         token.write_text(f"{word}\n")
@@ -96,13 +96,13 @@ def test_a_missing_token_is_named(tmp_path: Path) -> None:
 def test_a_certificate_without_a_trusted_issuer_is_refused(tls_server: Any) -> None:
     assert "CERTIFICATE_VERIFY_FAILED" in failure(pods_url=tls_server.url)
     assert not tls_server.seen
-    fetch_pods(KubeletSettings(pods_url=tls_server.url, insecure=True, timeout=PATIENT))
+    fetch_pods(KubeletSettings(pods_url=tls_server.url, insecure=True, timeout=LONG_TIMEOUT_S))
 
 
 def test_a_certificate_for_another_host_is_refused(tls_server: Any, certificate: tuple[Path, Path]) -> None:
     url = tls_server.url.replace("127.0.0.1", "localhost")
     assert "localhost" in failure(pods_url=url, ca_file=str(certificate[0]))
-    fetch_pods(KubeletSettings(pods_url=url, insecure=True, timeout=PATIENT))
+    fetch_pods(KubeletSettings(pods_url=url, insecure=True, timeout=LONG_TIMEOUT_S))
 
 
 def test_the_client_certificate_is_presented(
@@ -142,7 +142,7 @@ content = fetch_pods(KubeletSettings(pods_url=sys.argv[1], ca_file=sys.argv[2], 
 assert b'"u-1"' in content, content
 """
     run = [sys.executable, "-c", code, tls_server.url, str(certificate[0])]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=PATIENT, check=False)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=LONG_TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -195,7 +195,7 @@ def raw(*pieces: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
 def test_an_answer_has_a_largest_size(pods_server: Any, answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "ANSWER_LIMIT_BYTES", 1 << 20)
     pods_server.reply = answer(200, b"x" * (1 << 20))
-    assert len(fetch_pods(KubeletSettings(pods_url=pods_server.url, timeout=PATIENT))) == 1 << 20
+    assert len(fetch_pods(KubeletSettings(pods_url=pods_server.url, timeout=LONG_TIMEOUT_S))) == 1 << 20
     pods_server.reply = answer(200, b"x" * ((1 << 20) + 1))
     assert failure(pods_url=pods_server.url).endswith("its answer is larger than 1 MiB")
     pods_server.reply = raw(b"HTTP/1.0 200 OK\r\n\r\n", *[b"x" * 65536] * 17)

@@ -18,7 +18,7 @@ import pytest
 from google.protobuf.any_pb2 import Any as Payload
 
 from proxy.api.containerd import containerd_events_pb2 as pb
-from proxy.backends.runtime.containerd_events import MESSAGE_LIMIT, ContainerdEvents
+from proxy.backends.runtime.containerd_events import MESSAGE_LIMIT_BYTES, ContainerdEvents
 from proxy.executor.runtime_ports import RuntimeEvent
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from tests.oracles.containerd_events import read_event
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 VERSION = "/containerd.services.version.v1.Version/Version"
 SUBSCRIBE = "/containerd.services.events.v1.Events/Subscribe"
-EVER = 60
+LONG_TIMEOUT_S = 60
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")
@@ -223,7 +223,7 @@ def test_events_resume_after_a_restart_of_the_runtime(
 def until(what: Callable[[], Iterator[RuntimeEvent]]) -> Iterator[RuntimeEvent]:
     """Try again until the channel is connected again."""
     pause = threading.Event()
-    for _ in range(EVER * 10):
+    for _ in range(LONG_TIMEOUT_S * 10):
         try:
             return what()
         except UnavailableError:
@@ -234,11 +234,11 @@ def until(what: Callable[[], Iterator[RuntimeEvent]]) -> Iterator[RuntimeEvent]:
 def test_an_event_without_bounds_ends_the_stream(containerd: Containerd, events: ContainerdEvents) -> None:
     stream = events.listen()
     containerd.reported.put(ended("a"))
-    containerd.reported.put(ended("b" * MESSAGE_LIMIT))
+    containerd.reported.put(ended("b" * MESSAGE_LIMIT_BYTES))
     assert next(stream) == RuntimeEvent("exit", "a")
     with pytest.raises(RuntimeCallError, match="RESOURCE_EXHAUSTED"):
         next(stream)
-    assert containerd.left.wait(EVER)
+    assert containerd.left.wait(LONG_TIMEOUT_S)
 
 
 def test_close_wakes_the_reader(containerd: Containerd, events: ContainerdEvents) -> None:
@@ -247,8 +247,10 @@ def test_close_wakes_the_reader(containerd: Containerd, events: ContainerdEvents
         waits = reader.submit(next, stream)
         events.close()
         with pytest.raises(UnavailableError):
-            waits.result(EVER)
-    assert containerd.left.wait(EVER), "the runtime must not keep a queue for a client that has gone"
+            waits.result(LONG_TIMEOUT_S)
+    assert containerd.left.wait(LONG_TIMEOUT_S), (
+        "the runtime must not keep a queue for a client that has gone"
+    )
     with pytest.raises(UnavailableError, match="closed"):
         events.listen()
 
@@ -258,4 +260,4 @@ def test_a_client_that_stops_reading_is_dropped(containerd: Containerd, events: 
     containerd.reported.put(ended("a"))
     next(stream)
     del stream
-    assert containerd.left.wait(EVER)
+    assert containerd.left.wait(LONG_TIMEOUT_S)
