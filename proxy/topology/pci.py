@@ -1,8 +1,8 @@
 """The PCI functions of a machine in sysfs, with their kind and NUMA nodes.
 
 ``/sys/bus/pci/devices`` lists all functions by address. Bridges and controllers of the board are functions
-too, so only functions of some classes are given to containers (``PciFunction.is_assignable``). The class codes
-are those of the PCI Code and ID Assignment Specification.
+too, so only functions of some classes are given to containers (``PciFunction.is_assignable``). The class
+codes are those of the PCI Code and ID Assignment Specification.
 """
 
 from __future__ import annotations
