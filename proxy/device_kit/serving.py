@@ -185,7 +185,7 @@ class PluginServer:
     def stop(self) -> None:
         """Close the socket, so that the manager notices that the plugin is gone."""
         self._stopping.set()
-        self._socket.wanted = False
+        self._socket.may_open = False
         self._threads[1].join(STOP_S)  # a manager may leave a registration unanswered
         self._socket.close()
 
