@@ -6,8 +6,8 @@ all later output is plain text. In JSON such an escape is a syntax error, so an 
 counts as malformed.
 
 A proto3 decoder rejects the whole message for one such string. Nearly all messages have none, so
-``decode_message`` first decodes a message as it is. If that fails, it decodes a copy in which such strings are
-replaced. Only facts are read from the copy; the message to the runtime is made from the original bytes.
+``decode_message`` first decodes a message as it is. If that fails, it decodes a copy in which such strings
+are replaced. Only facts are read from the copy; the message to the runtime is made from the original bytes.
 """
 
 from __future__ import annotations
