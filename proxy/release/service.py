@@ -72,7 +72,7 @@ class Release:
         self._lasting = True
         self._mode_after = NodeMode.ENFORCE
         self._planned: Mapping[str, CpuSet] = {}
-        """The CPUs that were planned for containers, and written, when the release began, by cgroup parent."""
+        """The CPUs that were planned, and written, when the release began, by cgroup parent."""
         self._updater = RuntimeUpdater(executor, self._worker, Progress())
         self.since = 0.0
 
