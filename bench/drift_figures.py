@@ -2,9 +2,9 @@
 
     .venv/bin/python bench/drift_figures.py
 
-A real containerd with real cgroups (the bed of the end-to-end tests), a real daemon with its defaults. The
-time runs from the return of the writer until the kernel holds the right set. Each container is written to
-once in each row: the daemon repairs repeated writes more slowly, on purpose.
+A real containerd with real cgroups (the private runtime of the end-to-end tests), a real daemon with its
+defaults. The time runs from the return of the writer until the kernel holds the right set. Each container is
+written to once in each row: the daemon repairs repeated writes more slowly, on purpose.
 
 - direct write: one write to ``cpuset.cpus``, by this process;
 - runc update: ``UpdateContainerResources`` at the runtime's own socket, past the daemon;
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e")
 
 import daemon
 from cri import cgroup_of, online
-from private_runtime import Bed, skip_reason, wait_for
+from private_runtime import PrivateRuntime, skip_reason, wait_for
 from table import number, render
 
 from proxy.model.idset import CpuSet
@@ -56,20 +56,20 @@ sys.exit(main())
 
 
 @contextmanager
-def node(directory: Path, bed: Bed, program: Path) -> Iterator[tuple[daemon.Node, list[str]]]:
+def node(directory: Path, runtime: PrivateRuntime, program: Path) -> Iterator[tuple[daemon.Node, list[str]]]:
     """Start a daemon with its defaults, an owner and sharers; gives the sharers."""
     daemon.PROGRAM = program
-    there = daemon.Daemon(directory, bed, {"reconcilePeriod": "10s"})
+    there = daemon.Daemon(directory, runtime, {"reconcilePeriod": "10s"})
     there.start()
     try:
         with there.client() as client:
-            found = daemon.Node(bed, there, client)
+            found = daemon.Node(runtime, there, client)
             found.spawn("lse", last())
             sharers = [found.spawn("ls") for _ in range(SHARERS)]
             quiet(there)
             yield found, sharers
     finally:
-        bed.clear()
+        runtime.clear()
         there.stop()
 
 
@@ -127,15 +127,15 @@ def row(what: str, seconds: list[float], bar: float) -> tuple[list[str], bool]:
     return [what, *figures, f"{bar:g} s" + (" MISSED" if missed else ""), str(len(seconds))], missed
 
 
-def measure(directory: Path, bed: Bed) -> list[tuple[list[str], bool]]:
+def measure(directory: Path, runtime: PrivateRuntime) -> list[tuple[list[str], bool]]:
     program, deaf = daemon.PROGRAM, directory / "deaf"
     deaf.write_text(DEAF.format(python=sys.executable))
     deaf.chmod(0o755)
-    with node(directory / "notified", bed, program) as (found, sharers):
+    with node(directory / "notified", runtime, program) as (found, sharers):
         assert found.daemon.status()["drift"]["not_watched"] == ""
         straight = [once(file := file_of(one), direct(file), pause=0.1) for one in sharers]
         quiet(found.daemon)
-        with bed.client() as behind:
+        with runtime.client() as behind:
             updates = [
                 once(file_of(one), lambda one=one: behind.update(one, cpuset_cpus=str(online())))
                 for one in sharers
@@ -143,7 +143,7 @@ def measure(directory: Path, bed: Bed) -> list[tuple[list[str], bool]]:
         wars = found.daemon.status()["drift"]["wars"]
         assert not wars, wars
     clock = []
-    with node(directory / "deaf.d", bed, deaf) as (found, sharers):
+    with node(directory / "deaf.d", runtime, deaf) as (found, sharers):
         assert found.daemon.status()["drift"]["watched"] == 0
         for one in sharers[:ROUNDS]:
             time.sleep(random.uniform(0, CLOCK_S / 2))
@@ -161,11 +161,11 @@ def main() -> int:
         print(f"drift: not measured, {reason}")
         return 0
     with tempfile.TemporaryDirectory(prefix="topoproxy-drift-") as name:
-        bed = Bed(Path(name) / "bed").start()
+        runtime = PrivateRuntime(Path(name) / "bed").start()
         try:
-            rows = measure(Path(name), bed)
+            rows = measure(Path(name), runtime)
         finally:
-            bed.stop()
+            runtime.stop()
     print(render(HEAD, [figures for figures, _ in rows]))
     return int(any(missed for _, missed in rows))
 

@@ -11,7 +11,7 @@ fifty hangs for 20 s, with a group. Creates of owners are counted: how many ther
 call in flight, how long they took, how many continued although a start was still in flight, and how many were
 refused.
 
-The second table has a real containerd with real cgroups (the bed of the end-to-end tests; root, /dev/fuse). A
+The second table has a real containerd with real cgroups (as the end-to-end tests have it; root, /dev/fuse). A
 start hangs in a mount while an owner is created; then the mount answers, runc writes the container's cpuset
 again, and the daemon narrows it again. ``open`` is the time for which the group held the owner's CPUs, with
 only runc's init in it; ``until the program`` is how much later the container's program was executed.
@@ -172,22 +172,22 @@ def measure(seconds: float, sharers: int, hangs: float) -> Load:
 
 @contextlib.contextmanager
 def real_node(directory: Path) -> Iterator[tuple[object, object]]:
-    """Make a bed with a daemon and a file system that stops answering."""
+    """Make a private runtime with a daemon and a file system that stops answering."""
     import daemon
-    from private_runtime import Bed
+    from private_runtime import PrivateRuntime
     from stalling import Stalling
 
-    bed = Bed(directory / "bed").start()
+    runtime = PrivateRuntime(directory / "bed").start()
     try:
-        stalling = Stalling(bed, directory / "stalling")
-        there = daemon.Daemon(directory / "proxy", bed, {"reconcilePeriod": "1h"})
+        stalling = Stalling(runtime, directory / "stalling")
+        there = daemon.Daemon(directory / "proxy", runtime, {"reconcilePeriod": "1h"})
         there.start()
         with there.client() as client:
-            yield daemon.Node(bed, there, client), stalling
+            yield daemon.Node(runtime, there, client), stalling
         there.stop()
         stalling.close()
     finally:
-        bed.stop()
+        runtime.stop()
 
 
 def once(found: object, stalling: object) -> tuple[float, float]:
@@ -211,7 +211,7 @@ def once(found: object, stalling: object) -> tuple[float, float]:
         wait_for("the start to hang", lambda: group_of(sharer))
         with found.daemon.client() as client:
             client.adopt(found.cri)
-            other = daemon.Node(found.bed, found.daemon, client, {}, found._pods)
+            other = daemon.Node(found.runtime, found.daemon, client, {}, found._pods)
             other.spawn("lse", last)
     group = group_of(sharer)
     assert group is not None
@@ -229,7 +229,7 @@ def once(found: object, stalling: object) -> tuple[float, float]:
     if opened:
         raise BenchError("a program was executed on CPUs of an owner")
     found.members.clear()
-    found.bed.clear()
+    found.runtime.clear()
     return spent, executed - closed if spent else float("nan")
 
 

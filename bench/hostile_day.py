@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e")
 from beside import sources
 from cri import Cri, RpcError
 from hostile import ATTACKS, NAMESPACE, HonestPod, HostilePod, attack, attacks, on_the_wire
-from private_runtime import Bed, skip_reason
+from private_runtime import PrivateRuntime, skip_reason
 from procs import ROOT, BenchError, checkout, environment
 from table import number, render
 
@@ -257,8 +257,8 @@ class _Raw:
 class Play:
     """One day at a runtime."""
 
-    def __init__(self, bed: Bed, daemon: Daemon, tag: str) -> None:
-        self.bed, self.daemon, self.tag = bed, daemon, tag
+    def __init__(self, runtime: PrivateRuntime, daemon: Daemon, tag: str) -> None:
+        self.runtime, self.daemon, self.tag = runtime, daemon, tag
         self.day = Day()
         self.pods: list[str] = []
         self.containers: dict[str, str] = {}
@@ -306,7 +306,7 @@ class Play:
         """Gather the results at the end."""
         page = self.daemon.page()
         rows = {row["id"]: row for row in page["containers"]}
-        with self.bed.client() as client:
+        with self.runtime.client() as client:
             for name, container in self.containers.items():
                 info = json.loads(client.status(container, verbose=True).info["info"])
                 cpu = info["runtimeSpec"]["linux"]["resources"].get("cpu", {})
@@ -324,7 +324,7 @@ class Play:
 
     def clear(self) -> None:
         """Remove this day's pods; their list cannot be read if a name in it is not UTF-8."""
-        with self.bed.client() as client:
+        with self.runtime.client() as client:
             for pod in self.pods:
                 with contextlib.suppress(RpcError):
                     client.stop_pod(pod)
@@ -337,19 +337,23 @@ def _texts(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
 
 
 def play(
-    bed: Bed, directory: Path, honest: Sequence[HonestPod], hostile: Sequence[HostilePod], root: Path = ROOT
+    runtime: PrivateRuntime,
+    directory: Path,
+    honest: Sequence[HonestPod],
+    hostile: Sequence[HostilePod],
+    root: Path = ROOT,
 ) -> Day:
     """Play the day: hostile pods are spread over the steps of the honest day; the daemon is killed halfway.
 
     Raises:
         BenchError: The daemon does not become ready, or ends by itself.
     """
-    daemon = Daemon(directory, bed.socket, root)
-    play = Play(bed, daemon, directory.name)
+    daemon = Daemon(directory, runtime.socket, root)
+    play = Play(runtime, daemon, directory.name)
     try:
         daemon.start()
         with contextlib.ExitStack() as stack:
-            client = stack.enter_context(Cri(daemon.socket, bed.cgroup))
+            client = stack.enter_context(Cri(daemon.socket, runtime.cgroup))
             for step, pod in enumerate(honest):
                 for index in range(
                     step * len(hostile) // len(honest), (step + 1) * len(hostile) // len(honest)
@@ -359,7 +363,7 @@ def play(
                     daemon.kill()
                     play.day.ready_s = daemon.start()
                     known = client
-                    client = stack.enter_context(Cri(daemon.socket, bed.cgroup))
+                    client = stack.enter_context(Cri(daemon.socket, runtime.cgroup))
                     client.adopt(known)
                 play.good(pod, client)
         play.look()
@@ -456,17 +460,17 @@ def main() -> int:
         hostile = [attack(kinds[i % len(kinds)], dice, CPUS) for i in range(chosen.hostile)]
     with tempfile.TemporaryDirectory(prefix="th") as name, sources(chosen.of) as (root, named):
         checkout("the daemon", root)
-        bed = Bed(Path(name) / "bed").start()
+        runtime = PrivateRuntime(Path(name) / "bed").start()
         try:
             print("hostile-day: without hostile pods", file=sys.stderr)
-            quiet = play(bed, Path(name) / "quiet", honest, (), root)
+            quiet = play(runtime, Path(name) / "quiet", honest, (), root)
             print("hostile-day: with hostile pods", file=sys.stderr)
-            busy = play(bed, Path(name) / "busy", honest, hostile, root)
+            busy = play(runtime, Path(name) / "busy", honest, hostile, root)
         except BenchError as error:
             print(f"FAILED: {error}")
             return 1
         finally:
-            bed.stop()
+            runtime.stop()
     print(render(HEAD, rows(quiet, busy)))
     print(f"\n{len(hostile)} hostile pods beside {len(honest)}, daemon of {named}, {os.cpu_count()} CPUs.")
     wrong = failures(quiet, busy)

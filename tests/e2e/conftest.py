@@ -1,4 +1,4 @@
-"""Fixtures of the end-to-end tests: a bed for the whole run, a daemon in front of it for each test."""
+"""Fixtures of the end-to-end tests: one runtime for the whole run, a daemon in front of it for each test."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the helper modules in this directory are imported by name
 
 from crio import DIRECTORY as CRIO
-from crio import CrioBed, crio_skip_reason
+from crio import PrivateCrio, crio_skip_reason
 from daemon import Daemon, Node
-from private_runtime import Bed, skip_reason
+from private_runtime import PrivateRuntime, skip_reason
 
 if TYPE_CHECKING:
     from cri import Cri
@@ -27,30 +27,30 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture(scope="session")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateRuntime]:
     """A private runtime that all tests share; each test removes its pods."""
     if reason := skip_reason() or (CRIO and crio_skip_reason()):
         pytest.skip(reason)
-    bed = (CrioBed if CRIO else Bed)(tmp_path_factory.mktemp("bed")).start()
-    yield bed
-    bed.stop()
+    runtime = (PrivateCrio if CRIO else PrivateRuntime)(tmp_path_factory.mktemp("bed")).start()
+    yield runtime
+    runtime.stop()
 
 
 @pytest.fixture
-def cri(bed: Bed) -> Iterator[Cri]:
+def cri(runtime: PrivateRuntime) -> Iterator[Cri]:
     """A client that is connected directly to the runtime."""
-    with bed.client() as client:
+    with runtime.client() as client:
         yield client
-    bed.clear()
+    runtime.clear()
 
 
 @pytest.fixture
-def proxies(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """Start daemons in front of the bed; all are stopped after the test."""
+def proxies(runtime: PrivateRuntime, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """Start daemons in front of the runtime; all are stopped after the test."""
     made: list[Daemon] = []
 
     def make(directory: Path | None = None, **config: object) -> Daemon:
-        daemon = Daemon(directory or tmp_path / f"proxy{len(made)}", bed, config)
+        daemon = Daemon(directory or tmp_path / f"proxy{len(made)}", runtime, config)
         made.append(daemon)
         daemon.start()
         return daemon
@@ -58,7 +58,7 @@ def proxies(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     yield make
     for daemon in made:
         daemon.stop()
-    bed.widen()
+    runtime.widen()
 
 
 @pytest.fixture
@@ -68,17 +68,17 @@ def proxy(proxies: Callable[..., Daemon]) -> Daemon:
 
 
 @pytest.fixture
-def calm_node(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Node]:
+def calm_node(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[Node]:
     """Like ``node``, but without periodic reconciles: only calls and events reveal changes."""
     daemon = proxies(reconcilePeriod="1h")
     with daemon.client() as client:
-        yield Node(bed, daemon, client)
-    bed.clear()
+        yield Node(runtime, daemon, client)
+    runtime.clear()
 
 
 @pytest.fixture
-def node(bed: Bed, proxy: Daemon) -> Iterator[Node]:
+def node(runtime: PrivateRuntime, proxy: Daemon) -> Iterator[Node]:
     """A client of the daemon that computes the expected CPUs of each container."""
     with proxy.client() as client:
-        yield Node(bed, proxy, client)
-    bed.clear()
+        yield Node(runtime, proxy, client)
+    runtime.clear()

@@ -1,4 +1,4 @@
-"""A private CRI-O with real cgroups, in place of the bed's containerd.
+"""A private CRI-O with real cgroups, in place of the private containerd.
 
 The differences from containerd: a container has a cgroup as soon as it is created (runc makes it before CRI-O
 answers CreateContainer), the names of cgroups have the prefix ``crio-`` under both drivers, the monitor of
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import images
 from cri import cgroup_of
-from private_runtime import PATH, Bed, write_toml
+from private_runtime import PATH, PrivateRuntime, write_toml
 
 DIRECTORY = os.environ.get("TOPOPROXY_CRIO") or ""
 """A directory with crio, pinns and optionally a runtime; if it is empty, the tests run on containerd."""
@@ -48,7 +48,7 @@ def crio_skip_reason() -> str:
     return "" if shutil.which("conmon") else "not installed: conmon"
 
 
-class CrioBed(Bed):
+class PrivateCrio(PrivateRuntime):
     """One private CRI-O."""
 
     name = "crio"
@@ -90,7 +90,7 @@ class CrioBed(Bed):
         super().clear()
 
     def stop(self) -> None:
-        """Stop the bed, and remove the directory for attach sockets."""
+        """Stop the runtime, and remove the directory for attach sockets."""
         super().stop()
         for directory in self._attach:
             shutil.rmtree(directory, ignore_errors=True)

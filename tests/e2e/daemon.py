@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cri import Cri, cpuset_of, online
-from private_runtime import Bed, end_process, wait_for
+from private_runtime import PrivateRuntime, end_process, wait_for
 
 from proxy.admin.client import query_admin
 from proxy.model.idset import CpuSet
@@ -27,7 +27,7 @@ COMPARED_LIMIT = 60.0
 
 
 class Daemon:
-    """A ``topoproxy serve`` in front of a bed.
+    """A ``topoproxy serve`` in front of a private runtime.
 
     Attributes:
         directory: The directory of configuration, sockets, state and log.
@@ -35,9 +35,9 @@ class Daemon:
         log: The log of the daemon.
     """
 
-    def __init__(self, directory: Path, bed: Bed, config: dict[str, object]) -> None:
+    def __init__(self, directory: Path, runtime: PrivateRuntime, config: dict[str, object]) -> None:
         self.directory = directory
-        self.bed = bed
+        self.runtime = runtime
         self.socket = directory / "cri.sock"
         self.log = directory / "proxy.log"
         self._process: subprocess.Popen[str] | None = None
@@ -57,7 +57,7 @@ class Daemon:
             self._process = subprocess.Popen(
                 [
                     *(PROGRAM, "serve", "--config", self.directory / "config.yaml"),
-                    *("--listen", f"unix://{self.socket}", "--runtime", f"unix://{self.bed.socket}"),
+                    *("--listen", f"unix://{self.socket}", "--runtime", f"unix://{self.runtime.socket}"),
                     *("--state-dir", self.directory / "state"),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -80,7 +80,7 @@ class Daemon:
 
     def client(self) -> Cri:
         """Return a client that is connected to the daemon."""
-        return Cri(self.socket, self.bed.cgroup)
+        return Cri(self.socket, self.runtime.cgroup)
 
     @property
     def pid(self) -> int:
@@ -208,7 +208,7 @@ class Member:
 class Node:
     """A client of the daemon, and a model of the CPUs that each container must have."""
 
-    bed: Bed
+    runtime: PrivateRuntime
     daemon: Daemon
     cri: Cri
     members: dict[str, Member] = field(default_factory=dict)

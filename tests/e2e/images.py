@@ -4,8 +4,8 @@ No container tool, compiler or network is needed: an image is a few JSON documen
 the static busybox. The registry ignores the host in an image name, so it can stand in for any registry: a
 runtime that uses it as the mirror of all hosts can pull the images of the CRI conformance suite.
 
-Run as a program (``images.py serve DIRECTORY PORT``) it is the registry of a bed and prints ``ready`` once it
-listens.
+Run as a program (``images.py serve DIRECTORY PORT``) it is a private runtime's registry and prints ``ready``
+once it listens.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The runtime has its own network and mount namespaces, so its bridges, firewall rules and mounts are separate
 from the host's and vanish with its last process. The processes are in the host's pid namespace and use the
 host's cgroups, as on a node: the files of a container are below
-``<hierarchy>/<bed.cgroup>/<pod's cgroup parent>/<id>``.
+``<hierarchy>/<runtime.cgroup>/<pod's cgroup parent>/<id>``.
 
 The registry of ``images.py`` keeps the namespaces open, because it must run inside them anyway. Unix sockets
 with a path work across network namespaces, so clients and proxies stay outside.
@@ -37,7 +37,7 @@ STOP_LIMIT = 10.0
 
 
 def skip_reason() -> str:
-    """Return why this host cannot run a bed; an empty string if it can."""
+    """Return why this host cannot run a private runtime; an empty string if it can."""
     if os.geteuid() != 0:
         return "a container runtime needs root"
     if RUNTIME and not Path(RUNTIME, "containerd").is_file():
@@ -98,15 +98,15 @@ def write_toml(path: Path, tables: Mapping[str, Mapping[str, object]]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-class Bed:
+class PrivateRuntime:
     """One private container runtime: containerd, and others as subclasses.
 
     Attributes:
         name: The runtime's program.
         monitor: The prefix of the names of the processes that outlive the runtime.
-        directory: The directory of all files of the bed.
+        directory: The directory of all its files.
         socket: The CRI socket of the runtime.
-        cgroup: The parent cgroup of the pods of this bed, with a leading slash; unique to this bed.
+        cgroup: The parent cgroup of its pods, with a leading slash; no other runtime has it.
         log: The log of the runtime.
     """
 
@@ -119,12 +119,12 @@ class Bed:
         self.cgroup = f"/bed-{zlib.crc32(str(directory).encode()):08x}-{os.getpid()}"
         self.log = directory / f"{self.name}.log"
         self._holder: subprocess.Popen[str] | None = None
-        self._runtime: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | None = None
         self._default_parents = [root / "k8s.io" for root in hierarchies() if not (root / "k8s.io").exists()]
 
     # Setup.
 
-    def start(self) -> Bed:
+    def start(self) -> PrivateRuntime:
         """Create images and namespaces, and start the runtime. If this fails, everything is removed again."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -218,14 +218,14 @@ class Bed:
             raise RuntimeError(f"cannot make the namespaces: {(self.directory / 'registry.log').read_text()}")
 
     def inside(self, command: Sequence[str], *, network: bool = True) -> list[str]:
-        """Return the command line of a command in the bed's namespaces: both, or only the mount namespace."""
+        """Return the command line for the runtime's namespaces: both, or only the mount namespace."""
         assert self._holder is not None
         which = ["-m", "-n"] if network else ["-m"]
         # The runtime and its shims find their programs by PATH.
         return ["nsenter", "-t", str(self._holder.pid), *which, "--", "env", f"PATH={PATH}", *command]
 
     def run(self, command: Sequence[str], limit: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a command in the bed's namespaces; ``stdout`` of the result also has its error output."""
+        """Run a command in the runtime's namespaces; ``stdout`` of the result also has its error output."""
         return subprocess.run(
             self.inside(command),
             stdin=subprocess.DEVNULL,
@@ -245,8 +245,8 @@ class Bed:
     @property
     def pid(self) -> int:
         """The pid of the runtime."""
-        assert self._runtime is not None
-        return self._runtime.pid
+        assert self._process is not None
+        return self._process.pid
 
     def _command(self) -> list[str]:
         return ["containerd", "-c", str(self.directory / "config.toml")]
@@ -254,14 +254,14 @@ class Bed:
     def restart(self) -> None:
         """Start the runtime, which must not run, and wait until it answers."""
         with self.log.open("a") as log:
-            self._runtime = subprocess.Popen(
+            self._process = subprocess.Popen(
                 self.inside(self._command()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 text=True,
             )
-        process = self._runtime
+        process = self._process
 
         def answers() -> bool:
             if process.poll() is not None:
@@ -276,9 +276,9 @@ class Bed:
 
     def kill9(self) -> None:
         """Kill the runtime, as a crash would; pods and their monitors continue to run."""
-        assert self._runtime is not None
-        self._runtime.kill()
-        self._runtime.wait(STOP_LIMIT)
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(STOP_LIMIT)
 
     @contextlib.contextmanager
     def frozen(self):  # type: ignore[no-untyped-def]
@@ -316,10 +316,10 @@ class Bed:
 
     def stop(self) -> None:
         """Remove pods, processes and cgroups, whatever fails. Mounts vanish with the namespace."""
-        if self._runtime is not None:
+        if self._process is not None:
             with contextlib.suppress(RpcError):
                 self.clear()
-            end_process(self._runtime)
+            end_process(self._process)
         for pid in self._monitors():
             _kill(pid)
         for root in hierarchies():
@@ -330,10 +330,10 @@ class Bed:
                     parent.rmdir()
         if self._holder is not None:
             end_process(self._holder)
-        self._runtime = self._holder = None
+        self._process = self._holder = None
 
     def _monitors(self) -> list[int]:
-        """Return the pids of monitors that still run: the bed's directory is in their command lines."""
+        """Return the pids of monitors that still run: the runtime's directory is in their command lines."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from private_runtime import Bed
+    from private_runtime import PrivateRuntime
 
 LOOKUP, FORGET, GETATTR, STATFS, INIT, OPENDIR, READDIR = 1, 2, 3, 17, 26, 27, 28
 RELEASEDIR, INTERRUPT, DESTROY, BATCH_FORGET = 29, 36, 38, 42
@@ -94,19 +94,19 @@ def main(mountpoint: str, control: str) -> None:
 
 
 class Stalling:
-    """The file system in the mount namespace of a bed.
+    """The file system in the mount namespace of a private runtime.
 
     Attributes:
         path: Where it is mounted: the source of mounts for containers.
     """
 
-    def __init__(self, bed: Bed, directory: Path) -> None:
+    def __init__(self, runtime: PrivateRuntime, directory: Path) -> None:
         self.path = directory / "mounted"
         self._control = directory / "control"
         for made in (self.path, self._control):
             made.mkdir(parents=True)
         command = [sys.executable, __file__, str(self.path), str(self._control)]
-        self._server = subprocess.Popen(bed.inside(command), stdout=subprocess.PIPE, text=True)
+        self._server = subprocess.Popen(runtime.inside(command), stdout=subprocess.PIPE, text=True)
         assert self._server.stdout is not None
         if self._server.stdout.readline() != "ready\n":
             raise OSError("cannot mount the stalling file system")

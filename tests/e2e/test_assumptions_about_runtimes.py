@@ -1,4 +1,4 @@
-"""The bed itself, and the behaviour of containerd, CRI-O and runc on which the design depends.
+"""The private runtime itself, and the behaviour of containerd, CRI-O and runc on which the design depends.
 
 If a new runtime behaves differently, these tests fail and show it before the tests of the daemon do.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 from cri import EXITED, Cri, cgroup_of, code, cpuset_of, is_v2, online
-from private_runtime import Bed, hierarchies, wait_for
+from private_runtime import PrivateRuntime, hierarchies, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -28,9 +28,9 @@ def test_the_cpuset_of_a_create_request_reaches_the_kernel(cri: Cri) -> None:
     assert str(found.mems) == "0"
 
 
-def test_an_update_of_the_quota_undoes_a_written_cpuset(bed: Bed, cri: Cri) -> None:
+def test_an_update_of_the_quota_undoes_a_written_cpuset(runtime: PrivateRuntime, cri: Cri) -> None:
     """Therefore every update must carry the desired cpuset. CRI-O forwards only the fields of the update."""
-    kept = bed.name == "crio"
+    kept = runtime.name == "crio"
     container = cri.run(cri.run_pod("direct"), cpuset_cpus=str(LAST), cpu_quota=50000, cpu_period=100000)
     directory = cgroup_of(container)
     assert directory is not None
@@ -52,10 +52,10 @@ def test_a_container_without_a_cpuset_inherits_that_of_its_parent(cri: Cri) -> N
     assert found.effective == CPUS
 
 
-def test_a_created_container_starts_with_the_last_update(bed: Bed, cri: Cri) -> None:
+def test_a_created_container_starts_with_the_last_update(runtime: PrivateRuntime, cri: Cri) -> None:
     """containerd creates the cgroup at the start; CRI-O at the create, with a waiting runc process in it."""
     container = cri.create(cri.run_pod("direct"), cpuset_cpus=str(FIRST))
-    made = bed.name == "crio"
+    made = runtime.name == "crio"
     assert (cgroup_of(container) is not None) is made
     cri.update(container, cpuset_cpus=str(LAST))
     assert cpuset_of(container).cpus == LAST if made else cgroup_of(container) is None
@@ -63,10 +63,10 @@ def test_a_created_container_starts_with_the_last_update(bed: Bed, cri: Cri) -> 
     assert cpuset_of(container).cpus == LAST
 
 
-def test_a_create_with_an_unknown_image_fails(bed: Bed, cri: Cri) -> None:
+def test_a_create_with_an_unknown_image_fails(runtime: PrivateRuntime, cri: Cri) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         cri.create(cri.run_pod("direct"), image="localhost/absent:1")
-    status = grpc.StatusCode.UNKNOWN if bed.name == "crio" else grpc.StatusCode.NOT_FOUND
+    status = grpc.StatusCode.UNKNOWN if runtime.name == "crio" else grpc.StatusCode.NOT_FOUND
     assert code(caught.value) is status
 
 
@@ -78,25 +78,27 @@ def test_an_update_with_a_cpu_that_does_not_exist_is_refused(cri: Cri) -> None:
     assert cpuset_of(container).cpus == LAST
 
 
-def test_a_crash_of_the_runtime_leaves_containers_running(bed: Bed, cri: Cri) -> None:
+def test_a_crash_of_the_runtime_leaves_containers_running(runtime: PrivateRuntime, cri: Cri) -> None:
     container = cri.run(cri.run_pod("direct"), cpuset_cpus=str(LAST))
-    bed.kill9()
+    runtime.kill9()
     assert cpuset_of(container).tasks == {LAST}
     with pytest.raises(grpc.RpcError) as caught:
         cri.version()
     assert code(caught.value) is grpc.StatusCode.UNAVAILABLE
-    bed.restart()
+    runtime.restart()
     wait_for("the channel to recover", cri.version)
     assert [c.id for c in cri.list()] == [container]
     cri.stop(container)
     assert cri.status(container).status.state == EXITED
 
 
-def test_two_beds_are_isolated_and_remove_their_cgroups(bed: Bed, cri: Cri, tmp_path: Path) -> None:
+def test_two_private_runtimes_are_isolated_and_remove_their_cgroups(
+    runtime: PrivateRuntime, cri: Cri, tmp_path: Path
+) -> None:
     mine = cri.run(cri.run_pod("same"), cpuset_cpus=str(FIRST))
-    other = Bed(tmp_path / "other").start()
+    other = PrivateRuntime(tmp_path / "other").start()
     try:
-        assert other.cgroup != bed.cgroup
+        assert other.cgroup != runtime.cgroup
         with other.client() as client:
             theirs = client.run(client.run_pod("same"), cpuset_cpus=str(LAST))
             assert [c.id for c in client.list()] == [theirs]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cri import cgroup_of, cpuset_of, online
 from daemon import Daemon, Node
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -33,12 +33,12 @@ def group_cpus(container: str) -> list[CpuSet]:
 
 
 def test_cgroups_have_the_be_pool_and_requests_have_no_cpuset(
-    bed: Bed, proxies: Callable[..., Daemon]
+    runtime: PrivateRuntime, proxies: Callable[..., Daemon]
 ) -> None:
     daemon = proxies(koordinator={"beCpuset": "erase"})
     client = daemon.client()
     try:
-        node = Node(bed, daemon, client)
+        node = Node(runtime, daemon, client)
         pod = node.pod("be")
         first = node.run(pod, "first")
         assert set(group_cpus(first)) == {ALL}
@@ -57,14 +57,16 @@ def test_cgroups_have_the_be_pool_and_requests_have_no_cpuset(
         assert daemon.status()["problems"] == []
     finally:
         client.close()
-        bed.clear()
+        runtime.clear()
 
 
-def test_the_first_be_pod_beside_an_owner_has_the_be_pool(bed: Bed, proxies: Callable[..., Daemon]) -> None:
+def test_the_first_be_pod_beside_an_owner_has_the_be_pool(
+    runtime: PrivateRuntime, proxies: Callable[..., Daemon]
+) -> None:
     daemon = proxies(koordinator={"beCpuset": "erase"})
     client = daemon.client()
     try:
-        node = Node(bed, daemon, client)
+        node = Node(runtime, daemon, client)
         lse = node.run(node.pod("lse", LAST))
         first = node.run(node.pod("be"))
         assert set(group_cpus(first)) == {REST}, "its cgroups were created with all CPUs and then narrowed"
@@ -73,4 +75,4 @@ def test_the_first_be_pod_beside_an_owner_has_the_be_pool(bed: Bed, proxies: Cal
         assert daemon.status()["problems"] == []
     finally:
         client.close()
-        bed.clear()
+        runtime.clear()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from daemon import Daemon, Node
-from private_runtime import CGROUPS, Bed, wait_for
+from private_runtime import CGROUPS, PrivateRuntime, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -29,8 +29,8 @@ LIMIT_S = 60
 class Group:
     """The parent cgroup of all BE pods."""
 
-    def __init__(self, bed: Bed) -> None:
-        self.path = f"{bed.cgroup.lstrip('/')}/kubepods/besteffort"
+    def __init__(self, runtime: PrivateRuntime) -> None:
+        self.path = f"{runtime.cgroup.lstrip('/')}/kubepods/besteffort"
         mounts = [CGROUPS / name for name in ("cpu", "cpu,cpuacct") if (CGROUPS / name).is_dir()]
         self.directory = (mounts or [CGROUPS])[0] / self.path
 
@@ -68,14 +68,14 @@ def steps_up(log: Path) -> list[float]:
 
 
 def test_the_quota_of_be_pods_follows_the_load_of_other_pods(
-    bed: Bed, proxies: Callable[..., Daemon], constant_proc: Path
+    runtime: PrivateRuntime, proxies: Callable[..., Daemon], constant_proc: Path
 ) -> None:
     mode = {"mode": "cfs-quota", "threshold": THRESHOLD, "period": "0.5s"}
     daemon = proxies(beSuppress=mode, procfsRoot=str(constant_proc), log={"level": "debug"})
-    group = Group(bed)
+    group = Group(runtime)
     try:
         with daemon.client() as client:
-            node = Node(bed, daemon, client)
+            node = Node(runtime, daemon, client)
             batch = node.run(node.pod("besteffort"), command=BUSY)
             wait_for("the quota of an idle node", lambda: group.is_idle, LIMIT_S)
             web = node.pod("burstable")
@@ -110,4 +110,4 @@ def test_the_quota_of_be_pods_follows_the_load_of_other_pods(
             assert daemon.stop() == 0
             assert group.quota == -1
     finally:
-        bed.clear()
+        runtime.clear()

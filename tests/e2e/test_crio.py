@@ -12,7 +12,7 @@ import pytest
 from cri import cgroup_of, code, cpuset_of, cpuset_root, is_v2, online
 from crio import DIRECTORY
 from daemon import KINDS, Node
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -35,10 +35,10 @@ def monitor_of(container: str) -> Path:
     return own.with_name(f"crio-conmon-{container}")
 
 
-def waiting(bed: Bed) -> set[str]:
-    """Return the ids of the bed's containers that wait for their start, even if they are not listed."""
+def waiting(runtime: PrivateRuntime) -> set[str]:
+    """Return the ids of the runtime's containers that wait for their start, even if they are not listed."""
     found = set()
-    for group in (cpuset_root() / bed.cgroup.lstrip("/")).glob("**/crio-*"):
+    for group in (cpuset_root() / runtime.cgroup.lstrip("/")).glob("**/crio-*"):
         for pid in (group / "cgroup.procs").read_text().split():
             if b"runc" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.add(group.name.removeprefix("crio-"))
@@ -88,7 +88,7 @@ def test_a_sandbox_with_a_process_leaves_owned_cpus_too(calm_node: Node) -> None
 
 
 def test_a_container_of_a_timed_out_create_starts_with_the_current_cpus(
-    bed: Bed, calm_node: Node, tmp_path: Path
+    runtime: PrivateRuntime, calm_node: Node, tmp_path: Path
 ) -> None:
     """A create times out at the client, another pod gets CPUs, and the client retries the create."""
     node = calm_node
@@ -98,13 +98,13 @@ def test_a_container_of_a_timed_out_create_starts_with_the_current_cpus(
         pod, command=["sh", "-c", script], mounts={"/seen": str(tmp_path)}, **KINDS["ls"].resources
     )
     call = node.cri.method("CreateContainer")
-    with bed.frozen():
+    with runtime.frozen():
         with pytest.raises(grpc.RpcError) as caught:
             call(request, timeout=0.5)
         assert code(caught.value) is grpc.StatusCode.DEADLINE_EXCEEDED
-    wait_for("CRI-O to create the container", lambda: waiting(bed), LIMIT_S)
+    wait_for("CRI-O to create the container", lambda: waiting(runtime), LIMIT_S)
     time.sleep(1)
-    hidden = waiting(bed)
+    hidden = waiting(runtime)
     assert node.cri.list() == [], "CRI-O does not list the container"
     node.spawn("lse", LAST)
     made = call(request, timeout=LIMIT_S).container_id

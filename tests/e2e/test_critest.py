@@ -22,7 +22,7 @@ from cri import cpuset_of, online
 from daemon import CPUSET_ANNOTATION, QOS_LABEL, Daemon
 
 if TYPE_CHECKING:
-    from private_runtime import Bed
+    from private_runtime import PrivateRuntime
 
 from proxy.model.idset import CpuSet
 
@@ -40,7 +40,7 @@ LAST = CpuSet([max(online())])
 
 
 @pytest.fixture(scope="module")
-def tools(bed: Bed) -> Path:
+def tools(runtime: PrivateRuntime) -> Path:
     """The directory with critest and crictl."""
     done = subprocess.run(
         ["sh", str(Path(__file__).with_name("build_critest.sh"))], capture_output=True, text=True, timeout=900
@@ -50,7 +50,9 @@ def tools(bed: Bed) -> Path:
     return Path(done.stdout.strip().splitlines()[-1])
 
 
-def results(bed: Bed, tools: Path, socket: Path, directory: Path, focus: str) -> dict[str, str]:
+def results(
+    runtime: PrivateRuntime, tools: Path, socket: Path, directory: Path, focus: str
+) -> dict[str, str]:
     """Run the suite; returns the result of each spec by name."""
     directory.mkdir()
     command = [
@@ -58,7 +60,7 @@ def results(bed: Bed, tools: Path, socket: Path, directory: Path, focus: str) ->
         *(f"-config={directory / 'absent.yaml'}", f"-ginkgo.junit-report={directory / 'junit.xml'}"),
         *("-ginkgo.seed=7", "-ginkgo.no-color", f"-ginkgo.focus={focus}"),
     ]
-    done = bed.run(command, limit=600)
+    done = runtime.run(command, limit=600)
     (directory / "critest.log").write_text(done.stdout)
     found = {}
     for case in ElementTree.parse(directory / "junit.xml").iter("testcase"):
@@ -68,16 +70,16 @@ def results(bed: Bed, tools: Path, socket: Path, directory: Path, focus: str) ->
 
 
 def test_the_suite_gives_the_same_results(
-    bed: Bed, tools: Path, proxies: Callable[..., Daemon], tmp_path: Path
+    runtime: PrivateRuntime, tools: Path, proxies: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     focus = "" if FULL else PART
     if shutil.which("ipcmk") is None:
         pytest.skip("the suite needs ipcmk (util-linux)")
-    direct = results(bed, tools, bed.socket, tmp_path / "direct", focus)
-    proxied = results(bed, tools, proxies().socket, tmp_path / "proxied", focus)
+    direct = results(runtime, tools, runtime.socket, tmp_path / "direct", focus)
+    proxied = results(runtime, tools, proxies().socket, tmp_path / "proxied", focus)
     differing = {name for name in direct | proxied if direct.get(name) != proxied.get(name)}
     if unsteady := {name for name in differing if UNSTEADY.search(name)}:
-        again = results(bed, tools, bed.socket, tmp_path / "again", UNSTEADY.pattern)
+        again = results(runtime, tools, runtime.socket, tmp_path / "again", UNSTEADY.pattern)
         assert again, unsteady
         differing -= unsteady
     tally = Counter(direct.values())
@@ -87,13 +89,13 @@ def test_the_suite_gives_the_same_results(
 
 
 def test_crictl_runs_a_pod_through_the_daemon(
-    bed: Bed, tools: Path, proxies: Callable[..., Daemon], tmp_path: Path
+    runtime: PrivateRuntime, tools: Path, proxies: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = proxies()
 
     def crictl(*args: str) -> str:
         endpoint = f"unix://{daemon.socket}"
-        done = bed.run([str(tools / "crictl"), "-r", endpoint, "-i", endpoint, "-t", "20s", *args])
+        done = runtime.run([str(tools / "crictl"), "-r", endpoint, "-i", endpoint, "-t", "20s", *args])
         assert done.returncode == 0, done.stdout
         return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
 
@@ -102,7 +104,7 @@ def test_crictl_runs_a_pod_through_the_daemon(
         "metadata": {"name": "ctl", "uid": "uid-ctl", "namespace": "default", "attempt": 0},
         "labels": {QOS_LABEL: "LSE"},
         "annotations": {CPUSET_ANNOTATION: json.dumps({"cpuset": str(LAST)})},
-        "linux": {"cgroup_parent": f"{bed.cgroup}/kubepods/pod-ctl"},
+        "linux": {"cgroup_parent": f"{runtime.cgroup}/kubepods/pod-ctl"},
     }
     container_config = {
         "metadata": {"name": "main"},

@@ -24,7 +24,7 @@ from container_process import environment, inside
 from cri import EXITED, UNTIL_PROCEED, code
 from daemon import Daemon, Node
 from kubelet import Kubelet
-from private_runtime import Bed, end_process, wait_for
+from private_runtime import PrivateRuntime, end_process, wait_for
 from sample_plugin import built_sample_plugin
 
 from proxy.admin.client import query_admin
@@ -148,7 +148,7 @@ def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
 
 @pytest.fixture
 def devices(
-    bed: Bed, proxies: Callable[..., Daemon], kubelet: Kubelet, tmp_path: Path
+    runtime: PrivateRuntime, proxies: Callable[..., Daemon], kubelet: Kubelet, tmp_path: Path
 ) -> Iterator[DeviceNodes]:
     sockets = tmp_path / "sockets"
     daemon = proxies(
@@ -157,14 +157,14 @@ def devices(
     )
     plugin = Plugin(tmp_path / "plugin", sockets)
     with daemon.client() as client:
-        made = DeviceNodes(Node(bed, daemon, client), kubelet, plugin)
+        made = DeviceNodes(Node(runtime, daemon, client), kubelet, plugin)
         plugin.start()
         made.served(3)
         yield made
     plugin.let_go()
     assert plugin.process is not None
     end_process(plugin.process)
-    bed.clear()
+    runtime.clear()
 
 
 def test_a_container_gets_the_devices_of_the_plugins_response(devices: DeviceNodes) -> None:
@@ -323,7 +323,7 @@ def test_a_daemon_killed_while_the_runtime_creates_the_container_loses_no_device
     devices: DeviceNodes,
 ) -> None:
     pod = devices.pod("a")
-    with contextlib.suppress(grpc.RpcError), devices.node.bed.frozen():
+    with contextlib.suppress(grpc.RpcError), devices.node.runtime.frozen():
         request = devices.node.cri.create_request(pod)
         # gRPC cancels a call without references, so keep one.
         call = devices.node.cri.method("CreateContainer").future(request, timeout=PATIENCE_S)
@@ -342,7 +342,7 @@ def test_a_daemon_killed_before_a_pod_is_removed_loses_no_device(devices: Device
     pod = devices.node.members[first].pod
     devices.node.remove(first)
     devices.node.daemon.kill9()
-    with devices.node.bed.client() as direct:
+    with devices.node.runtime.client() as direct:
         direct.stop_pod(pod)
         direct.remove_pod(pod)
     start_again(devices)
@@ -353,7 +353,7 @@ def test_a_daemon_killed_before_a_pod_is_removed_loses_no_device(devices: Device
 
 
 @pytest.fixture(scope="module")
-def sample(bed: Bed) -> Path:
+def sample(runtime: PrivateRuntime) -> Path:
     """The path of the sample plugin."""
     return built_sample_plugin()
 

@@ -19,7 +19,7 @@ from proxy.model.idset import CpuSet
 
 if TYPE_CHECKING:
     from daemon import Node
-    from private_runtime import Bed
+    from private_runtime import PrivateRuntime
 
 pytestmark = pytest.mark.e2e
 
@@ -74,28 +74,28 @@ def test_a_direct_write_is_repaired(calm_node: Node) -> None:
 
 
 def test_an_update_that_bypasses_the_daemon_is_repaired_also_at_the_runtime(
-    bed: Bed, calm_node: Node
+    runtime: PrivateRuntime, calm_node: Node
 ) -> None:
     node = calm_node
     sharer, _ = start_sharer_and_owner(node)
     settled = counter(node, "settled")
-    with bed.client() as direct:
+    with runtime.client() as direct:
         direct.update(sharer, cpuset_cpus=str(ALL))
     check_repaired(sharer, REST, "an update at the runtime's own socket")
     wait_for("the drift to be reported", lambda: drift(node)["by"].get("runc") == 1, LIMIT_S)
     wait_for("the runtime to be updated", lambda: counter(node, "settled") > settled, LIMIT_S)
-    with bed.client() as direct:
+    with runtime.client() as direct:
         direct.update(sharer, cpu_shares=300)  # the runtime applies its saved cpuset, too
     assert cpuset_of(sharer).cpus == REST
 
 
-def test_an_update_by_runc_itself_is_repaired(bed: Bed, calm_node: Node) -> None:
+def test_an_update_by_runc_itself_is_repaired(runtime: PrivateRuntime, calm_node: Node) -> None:
     node = calm_node
     sharer, _ = start_sharer_and_owner(node)
-    if not Path(bed.directory, "runc/k8s.io").is_dir():
+    if not Path(runtime.directory, "runc/k8s.io").is_dir():
         pytest.skip("the runtime does not keep runc's state there")
-    runc = ["runc", "--root", f"{bed.directory}/runc/k8s.io", "update", "--cpuset-cpus", str(ALL), sharer]
-    done = bed.run(runc)
+    runc = ["runc", "--root", f"{runtime.directory}/runc/k8s.io", "update", "--cpuset-cpus", str(ALL), sharer]
+    done = runtime.run(runc)
     assert done.returncode == 0, done.stdout
     check_repaired(sharer, REST, "an update by runc")
 

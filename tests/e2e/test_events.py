@@ -16,7 +16,7 @@ import pytest
 from cri import CREATED, EXITED, RUNNING, UNTIL_PROCEED, cgroup_of, cpuset_of, online
 from crio import DIRECTORY as CRIO
 from daemon import MIB, Node
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -151,13 +151,15 @@ def test_a_container_that_exits_at_once_releases_its_cpus(calm_node: Node) -> No
     node.settle(limit=LIMIT_S)
 
 
-def test_an_exit_while_the_runtime_is_down_is_found_after_its_restart(calm_node: Node, bed: Bed) -> None:
+def test_an_exit_while_the_runtime_is_down_is_found_after_its_restart(
+    calm_node: Node, runtime: PrivateRuntime
+) -> None:
     node = calm_node
     sharer = node.spawn("ls")
     owner = node.spawn("lse", LAST)
     before = wait_until_subscribed(node)
     pid = init_of(owner)
-    bed.kill9()
+    runtime.kill9()
     os.kill(pid, signal.SIGKILL)
     wait_for("the process to end", lambda: not alive(str(pid)), LIMIT_S)
     try:
@@ -167,7 +169,7 @@ def test_an_exit_while_the_runtime_is_down_is_found_after_its_restart(calm_node:
         )
         assert cpuset_of(sharer).cpus == REST
     finally:
-        bed.restart()
+        runtime.restart()
     began = time.time()
     print(
         f"CPUs released {(wait_for_all_cpus(sharer) - began) * 1000:.0f} ms after the runtime answered again"
@@ -184,7 +186,7 @@ def test_creates_and_removals_that_bypass_the_daemon_are_found_by_events(calm_no
     node = calm_node
     wait_until_subscribed(node)
     pod = node.pod("lse", LAST)
-    with node.bed.client() as direct:
+    with node.runtime.client() as direct:
         direct.adopt(node.cri)
         unknown = direct.run(pod, "stranger", cpuset_cpus=str(LAST))
         wait_for("the container to be adopted", lambda: unknown in phases(node), LIMIT_S)

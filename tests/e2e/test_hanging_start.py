@@ -22,7 +22,7 @@ from proxy.model.idset import CpuSet
 
 if TYPE_CHECKING:
     from daemon import Node
-    from private_runtime import Bed
+    from private_runtime import PrivateRuntime
 
 pytestmark = [
     pytest.mark.e2e,
@@ -39,8 +39,8 @@ RECORD_CPUS = "grep Cpus_allowed_list /proc/self/status > /first; sleep 3600"
 
 
 @pytest.fixture
-def stalling(bed: Bed, tmp_path: Path) -> Iterator[Stalling]:
-    there = Stalling(bed, tmp_path / "stalling")
+def stalling(runtime: PrivateRuntime, tmp_path: Path) -> Iterator[Stalling]:
+    there = Stalling(runtime, tmp_path / "stalling")
     yield there
     there.close()
 

@@ -24,7 +24,7 @@ from daemon import CPUSET_ANNOTATION, QOS_LABEL, Daemon
 from grpc import StatusCode
 from hook_server import SEEN
 from hooked import HookedNode, labels_of
-from private_runtime import CGROUPS, Bed, end_process, wait_for
+from private_runtime import CGROUPS, PrivateRuntime, end_process, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -45,7 +45,9 @@ NARROWS = """
 
 
 @pytest.fixture
-def nodes(bed: Bed, tmp_path: Path, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., HookedNode]]:
+def nodes(
+    runtime: PrivateRuntime, tmp_path: Path, proxies: Callable[..., Daemon]
+) -> Iterator[Callable[..., HookedNode]]:
     """Start nodes with empty hook directories; keyword arguments go into the section ``hooks``."""
     clients: list[Cri] = []
 
@@ -66,7 +68,7 @@ def nodes(bed: Bed, tmp_path: Path, proxies: Callable[..., Daemon]) -> Iterator[
     yield make
     for client in clients:
         client.close()
-    bed.clear()
+    runtime.clear()
 
 
 def pod(node: HookedNode, name: str, qos: str = "LS", **annotations: str) -> str:
@@ -378,9 +380,11 @@ def test_a_hook_gives_owned_cpus_to_a_be_pod_with_an_erased_cpuset(
 # -- sandboxes and others ----------------------------------------------------------------------------------
 
 
-def test_a_pod_runs_in_the_cgroup_that_a_hook_has_chosen(nodes: Callable[..., HookedNode], bed: Bed) -> None:
+def test_a_pod_runs_in_the_cgroup_that_a_hook_has_chosen(
+    nodes: Callable[..., HookedNode], runtime: PrivateRuntime
+) -> None:
     node = nodes()
-    elsewhere = f"{bed.cgroup}/elsewhere/pod-moved"
+    elsewhere = f"{runtime.cgroup}/elsewhere/pod-moved"
     node.put(
         "10-elsewhere",
         f"""

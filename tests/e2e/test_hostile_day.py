@@ -15,7 +15,7 @@ import pytest
 from crio import DIRECTORY as CRIO
 
 if TYPE_CHECKING:
-    from private_runtime import Bed
+    from private_runtime import PrivateRuntime
 
 pytestmark = [
     pytest.mark.e2e,
@@ -35,12 +35,14 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(180)
-def test_forty_hostile_pods_do_not_affect_twelve_honest_ones(bed: Bed, directory: Path) -> None:
+def test_forty_hostile_pods_do_not_affect_twelve_honest_ones(
+    runtime: PrivateRuntime, directory: Path
+) -> None:
     from hostile import attacks
     from hostile_day import CPUS, failures, honest_pods, play
 
     honest = honest_pods(12)
-    quiet = play(bed, directory / "quiet", honest, ())
+    quiet = play(runtime, directory / "quiet", honest, ())
     assert quiet.owners == {"tenant-good"}, quiet.honest
-    busy = play(bed, directory / "busy", honest, attacks(40, 1, CPUS))
+    busy = play(runtime, directory / "busy", honest, attacks(40, 1, CPUS))
     assert failures(quiet, busy) == []

@@ -20,7 +20,7 @@ import grpc
 import pytest
 from cri import affinities, cgroup_of, code, cpuset_of, online
 from daemon import KINDS, ONE_CPU, Daemon, Kind, Node
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -301,11 +301,11 @@ def check_turns(scenario: Scenario) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("be", ["narrow", "erase"])
 def test_cpusets_stay_correct_under_reconcile_traffic(
-    bed: Bed, proxies: Callable[..., Daemon], capsys: pytest.CaptureFixture[str], be: str
+    runtime: PrivateRuntime, proxies: Callable[..., Daemon], capsys: pytest.CaptureFixture[str], be: str
 ) -> None:
     daemon = proxies(reconcilePeriod="1s", koordinator={"beCpuset": be})
     with daemon.client() as client:
-        node = Node(bed, daemon, client)
+        node = Node(runtime, daemon, client)
         with watched(node) as (watch, kubelet):
             scenario = Scenario(node, watch, kubelet)
             scenario.sharers = {scenario.share(kind): kind for kind in SHARERS}
@@ -315,7 +315,7 @@ def test_cpusets_stay_correct_under_reconcile_traffic(
             wait_for("traffic", lambda: kubelet.rounds >= 20 or kubelet.fault, limit=60)
         node.check()
         counters = node.daemon.status()["counters"]
-    bed.clear()
+    runtime.clear()
     intrusions = scenario.intrusions()
     window = max((late for late, _, _ in intrusions), default=0.0)
     samples = sum(len(seen.samples) for seen in watch.seen.values())
@@ -334,12 +334,12 @@ def test_cpusets_stay_correct_under_reconcile_traffic(
 @pytest.mark.usefixtures("with_system")
 @pytest.mark.timeout(240)
 def test_cpus_pinned_by_kubelet_are_kept_beside_annotated_ones(
-    bed: Bed, proxies: Callable[..., Daemon]
+    runtime: PrivateRuntime, proxies: Callable[..., Daemon]
 ) -> None:
     """kubelet's CPU manager pins a container: its cpuset is adopted, but not those for other containers."""
     daemon = proxies(cpuManagerPolicy="none")
     with daemon.client() as client:
-        node = Node(bed, daemon, client)
+        node = Node(runtime, daemon, client)
         with watched(node) as (watch, kubelet):
             scenario = Scenario(node, watch, kubelet)
             scenario.sharers = {scenario.share(kind, str(REST)): kind for kind in ("ls", "be")}
@@ -347,7 +347,7 @@ def test_cpus_pinned_by_kubelet_are_kept_beside_annotated_ones(
             scenario.own("lse", named=True, pinned=str(ALL))
             scenario.own("lsr", named=True, pinned=str(REST))
         node.check()
-    bed.clear()
+    runtime.clear()
     assert [str(tenure.cpus) for tenure in scenario.tenures] == [str(LAST)] * 3
     assert scenario.intrusions() == []
     check_turns(scenario)

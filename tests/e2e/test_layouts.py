@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cri import cgroup_of, cpuset_of, cpuset_root, is_v2, online
 from daemon import Daemon, Node
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -73,7 +73,7 @@ def test_sandboxes_leave_cpus_before_their_owner_starts(calm_node: Node) -> None
     for pod in (shared, idle, lse):
         group = sandbox_of(node, pod)
         assert effective(group) == REST, "an owner's sandbox has the shared CPUs, too"
-        has_process = node.bed.name != "crio"  # CRI-O keeps the cgroup without a process
+        has_process = node.runtime.name != "crio"  # CRI-O keeps the cgroup without a process
         assert {str(runs_on(pid)) for pid in pids(group)} == ({str(REST)} if has_process else set())
     node.start(main)
     late = node.pod("ls", name="late")
@@ -137,17 +137,17 @@ def test_a_pods_group_that_another_program_narrowed_is_widened(node: Node) -> No
 
 
 def test_a_container_in_an_unusual_group_is_found_by_its_process(
-    bed: Bed, proxies: Callable[..., Daemon], groups: list[Path]
+    runtime: PrivateRuntime, proxies: Callable[..., Daemon], groups: list[Path]
 ) -> None:
     if is_v2():
         pytest.skip("the test moves a process out of its cgroup, on v1 only")
     daemon = proxies()
     with daemon.client() as client:
-        node = Node(bed, daemon, client)
+        node = Node(runtime, daemon, client)
         container = node.spawn("ls")
         own = cgroup_of(container)
         assert own is not None
-        odd = make(cpuset_root() / bed.cgroup.lstrip("/") / "odd")
+        odd = make(cpuset_root() / runtime.cgroup.lstrip("/") / "odd")
         moved = make(odd / container)
         groups += [odd, moved]
         (pid,) = pids(own)
@@ -163,7 +163,7 @@ def test_a_container_in_an_unusual_group_is_found_by_its_process(
         assert runs_on(pid) == REST
         make(own)  # the runtime expects this cgroup
         (own / "cgroup.procs").write_text(str(pid))
-    bed.clear()
+    runtime.clear()
 
 
 def test_the_status_shows_version_and_driver(node: Node) -> None:

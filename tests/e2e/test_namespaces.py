@@ -13,7 +13,7 @@ import daemon as daemons
 import pytest
 from cri import cgroup_of, cpuset_root, is_v2, online
 from daemon import Daemon, Node
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -50,9 +50,9 @@ def make(group: Path) -> Path:
 
 
 @pytest.fixture
-def groups(bed: Bed) -> Iterator[list[Path]]:
+def groups(runtime: PrivateRuntime) -> Iterator[list[Path]]:
     """The cgroups of a test, the outermost first; they are removed after it."""
-    made = [make(cpuset_root() / f"{bed.cgroup.lstrip('/')}-contained")]
+    made = [make(cpuset_root() / f"{runtime.cgroup.lstrip('/')}-contained")]
     yield made
     for group in reversed(made):
         if group.is_dir():
@@ -83,15 +83,15 @@ def where(pid: int) -> str:
 
 
 def test_a_daemon_in_namespaces_finds_and_moves_containers(
-    bed: Bed, contained: Daemon, groups: list[Path]
+    runtime: PrivateRuntime, contained: Daemon, groups: list[Path]
 ) -> None:
     assert where(contained.pid) == f"/{groups[-1].relative_to(cpuset_root())}"
     own_view = Path(f"/proc/{contained.pid}/root/sys/fs/cgroup/cpuset")
-    assert not (own_view / bed.cgroup.lstrip("/")).exists(), (
+    assert not (own_view / runtime.cgroup.lstrip("/")).exists(), (
         "the host's cgroups are only visible at the other path"
     )
     with contained.client() as client:
-        node = Node(bed, contained, client)
+        node = Node(runtime, contained, client)
         shared = node.spawn("ls")
         lse = node.spawn("lse", LAST)
         node.check()
@@ -101,7 +101,7 @@ def test_a_daemon_in_namespaces_finds_and_moves_containers(
         # Now a cgroup with an unusual name: /proc/PID/cgroup shows it relative to the daemon's namespace.
         group = cgroup_of(shared)
         assert group is not None
-        groups.append(make(cpuset_root() / bed.cgroup.lstrip("/") / "odd"))
+        groups.append(make(cpuset_root() / runtime.cgroup.lstrip("/") / "odd"))
         groups.append(make(groups[-1] / shared))
         (pid,) = (group / "cgroup.procs").read_text().split()
         (groups[-1] / "cgroup.procs").write_text(pid)
@@ -113,4 +113,4 @@ def test_a_daemon_in_namespaces_finds_and_moves_containers(
         assert not [what for what in problems if "cannot find" in what], problems
         make(group)  # the runtime expects this cgroup
         (group / "cgroup.procs").write_text(pid)
-    bed.clear()
+    runtime.clear()

@@ -19,7 +19,7 @@ import grpc
 import pytest
 from cri import CREATED, EXITED, UNTIL_PROCEED, Cri, cgroup_of, code, cpuset_of, online
 from daemon import KINDS, Daemon, Member, Node
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 
 from proxy.admin.client import query_admin
 from proxy.model.idset import CpuSet
@@ -99,7 +99,7 @@ def test_other_containers_leave_before_the_runtime_receives_the_create(node: Nod
     """The runtime is suspended during the create, so only the daemon can move containers."""
     sharer, batch = node.spawn("ls"), node.spawn("be")
     pod = node.pod("lse", LAST)
-    with node.bed.frozen():
+    with node.runtime.frozen():
         request = node.cri.create_request(pod, **KINDS["lse"].resources)
         call = node.cri.method("CreateContainer").future(request, timeout=30)
         wait_for(
@@ -130,16 +130,16 @@ def test_no_container_is_on_owned_cpus_when_the_create_returns(node: Node) -> No
     ],
 )
 def test_a_failed_create_restores_other_containers(node: Node, wrong: dict[str, Any]) -> None:
-    if node.bed.name == "crio" and "device" in wrong:
+    if node.runtime.name == "crio" and "device" in wrong:
         pytest.skip("CRI-O ignores a device that does not exist")
     sharers = [node.spawn("ls"), node.spawn("be")]
     before = files(*sharers)
     pod = node.pod("lse", LAST)
-    with node.bed.client() as direct:
+    with node.runtime.client() as direct:
         direct.adopt(node.cri)
         request = {**KINDS["lse"].resources, **wrong}
         expected = refused(lambda: direct.create(pod, "direct", **request))
-    with node.bed.frozen():
+    with node.runtime.frozen():
         call = node.cri.method("CreateContainer").future(node.cri.create_request(pod, **request), timeout=30)
         wait_for("other containers to leave", lambda: cpuset_of(sharers[0]).cpus == REST, limit=5)
     assert refused(call.result)[0] is expected[0]
@@ -244,7 +244,7 @@ def test_a_changed_pool_survives_an_update_that_bypasses_the_daemon(node: Node) 
     """The runtime would undo a mere kernel write, so the daemon must also update the runtime's saved spec."""
     sharer = node.spawn("ls")
     node.spawn("lse", LAST)
-    with node.bed.client() as direct:
+    with node.runtime.client() as direct:
 
         def lasting() -> bool:
             direct.update(sharer, cpu_shares=400)
@@ -340,10 +340,12 @@ def test_a_daemon_without_its_ledger_finds_the_owners_again(node: Node) -> None:
     assert refused(lambda: node.create(node.pod("lsr", LAST)))[0] is Status.FAILED_PRECONDITION
 
 
-def test_an_owner_that_ended_while_the_daemon_was_down_releases_its_cpus(node: Node, bed: Bed) -> None:
+def test_an_owner_that_ended_while_the_daemon_was_down_releases_its_cpus(
+    node: Node, runtime: PrivateRuntime
+) -> None:
     owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
     node.daemon.kill9()
-    with bed.client() as direct:
+    with runtime.client() as direct:
         direct.stop(owner)
         direct.remove(owner)
     del node.members[owner]
@@ -353,11 +355,11 @@ def test_an_owner_that_ended_while_the_daemon_was_down_releases_its_cpus(node: N
 
 
 @pytest.mark.parametrize("after", [0.0, 0.02, 0.2])
-def test_a_daemon_killed_during_a_create_recovers(node: Node, bed: Bed, after: float) -> None:
+def test_a_daemon_killed_during_a_create_recovers(node: Node, runtime: PrivateRuntime, after: float) -> None:
     """The runtime may have received the create or not; in both cases the placement is correct afterwards."""
     sharer = node.spawn("ls")
     pod = node.pod("lse", LAST)
-    with bed.frozen():
+    with runtime.frozen():
         request = node.cri.create_request(pod, **KINDS["lse"].resources)
         call = node.cri.method("CreateContainer").future(request, timeout=30)
         time.sleep(after)
@@ -384,16 +386,18 @@ def test_a_stopped_daemon_removes_its_socket(node: Node) -> None:
     node.settle()
 
 
-def test_calls_fail_while_the_runtime_is_down_and_no_container_moves(node: Node, bed: Bed) -> None:
+def test_calls_fail_while_the_runtime_is_down_and_no_container_moves(
+    node: Node, runtime: PrivateRuntime
+) -> None:
     owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
     before = files(owner, sharer)
     pod, late = node.pod("lsr", LAST), node.pod("ls")
-    bed.kill9()
+    runtime.kill9()
     for call in (node.cri.version, lambda: node.create(pod), lambda: node.create(late)):
         assert refused(call)[0] is Status.UNAVAILABLE
     time.sleep(1.5)  # time for a reconcile without the runtime
     assert files(owner, sharer) == before
-    bed.restart()
+    runtime.restart()
     wait_for("the same channel to recover", node.cri.version, limit=10)
     node.settle()
     node.run(late)
@@ -402,16 +406,16 @@ def test_calls_fail_while_the_runtime_is_down_and_no_container_moves(node: Node,
     node.settle()
 
 
-def test_a_runtime_killed_during_a_create_releases_the_cpus(node: Node, bed: Bed) -> None:
+def test_a_runtime_killed_during_a_create_releases_the_cpus(node: Node, runtime: PrivateRuntime) -> None:
     sharer = node.spawn("ls")
     pod = node.pod("lse", LAST)
     request = node.cri.create_request(pod, **KINDS["lse"].resources)
-    os.kill(bed.pid, signal.SIGSTOP)
+    os.kill(runtime.pid, signal.SIGSTOP)
     call = node.cri.method("CreateContainer").future(request, timeout=30)
     wait_for("other containers to leave", lambda: cpuset_of(sharer).cpus == REST, limit=5)
-    bed.kill9()
+    runtime.kill9()
     assert refused(call.result)[0] is Status.UNAVAILABLE
-    bed.restart()
+    runtime.restart()
     node.settle(limit=10)
     assert cpuset_of(sharer).cpus == ALL
 
@@ -420,7 +424,7 @@ def test_a_runtime_killed_during_a_create_releases_the_cpus(node: Node, bed: Bed
 
 
 def test_calls_of_cri_v1alpha2_are_placed_too(node: Node) -> None:
-    with Cri(node.daemon.socket, node.bed.cgroup, "runtime.v1alpha2") as older:
+    with Cri(node.daemon.socket, node.runtime.cgroup, "runtime.v1alpha2") as older:
         with suppress(grpc.RpcError):
             older.version()
             node.cri = older
@@ -433,10 +437,10 @@ def test_calls_of_cri_v1alpha2_are_placed_too(node: Node) -> None:
         assert cpuset_of(sharer).cpus == REST
 
 
-def test_observe_mode_moves_no_container(bed: Bed, proxies: Callable[..., Daemon]) -> None:
+def test_observe_mode_moves_no_container(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> None:
     daemon = proxies(mode="observe")
     with daemon.client() as client:
-        node = Node(bed, daemon, client)
+        node = Node(runtime, daemon, client)
         sharer, owner = node.spawn("ls"), node.spawn("lse", LAST)
         assert cpuset_of(sharer).cpus == cpuset_of(owner).cpus
         assert "would place pod=default/lse" in daemon.log.read_text()
@@ -448,7 +452,7 @@ def test_observe_mode_moves_no_container(bed: Bed, proxies: Callable[..., Daemon
         assert (rows[owner]["change"], rows[owner]["desired_cpus"]) == ("pin", str(LAST))
         assert (rows[sharer]["change"], rows[sharer]["desired_cpus"]) == ("move", str(REST))
         assert page["sums"]["unchanged"] == 0
-    bed.clear()
+    runtime.clear()
 
 
 # Random calls.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from cri import cpuset_of, online
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.model.idset import CpuSet
@@ -43,7 +43,9 @@ def is_ready(node: Node) -> bool:
     return bool(node.daemon.status()["ready"])
 
 
-def test_a_pod_with_an_odd_annotation_is_placed_and_the_daemon_continues(node: Node, bed: Bed) -> None:
+def test_a_pod_with_an_odd_annotation_is_placed_and_the_daemon_continues(
+    node: Node, runtime: PrivateRuntime
+) -> None:
     tolerant(node.cri)
     owner = node.spawn("lse", LAST)
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cri import CREATED, EXITED, cgroup_of, cpuset_of, online
 from daemon import CPUSET_ANNOTATION, KINDS, QOS_LABEL, Member, Node
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 from test_events import init_of, needs_events, phases, wait_for_all_cpus, wait_until_subscribed
 
 from proxy.model.idset import CpuSet
@@ -28,15 +28,22 @@ REST = ALL - LAST
 LIMIT_S = 30
 
 
-def ctr(bed: Bed, *args: str) -> list[str]:
-    return ["ctr", "-a", str(bed.socket), "-n", "k8s.io", *args]
+def ctr(runtime: PrivateRuntime, *args: str) -> list[str]:
+    return ["ctr", "-a", str(runtime.socket), "-n", "k8s.io", *args]
 
 
 COMMANDS = {
-    "ctr task kill": lambda bed, i: ctr(bed, "tasks", "kill", "-s", "SIGKILL", i),
-    "ctr task delete": lambda bed, i: ctr(bed, "tasks", "delete", "--force", i),
-    "runc kill": lambda bed, i: ["runc", "--root", f"{bed.directory}/runc/k8s.io", "kill", i, "KILL"],
-    "runc delete": lambda bed, i: ["runc", "--root", f"{bed.directory}/runc/k8s.io", "delete", "--force", i],
+    "ctr task kill": lambda runtime, i: ctr(runtime, "tasks", "kill", "-s", "SIGKILL", i),
+    "ctr task delete": lambda runtime, i: ctr(runtime, "tasks", "delete", "--force", i),
+    "runc kill": lambda runtime, i: ["runc", "--root", f"{runtime.directory}/runc/k8s.io", "kill", i, "KILL"],
+    "runc delete": lambda runtime, i: [
+        "runc",
+        "--root",
+        f"{runtime.directory}/runc/k8s.io",
+        "delete",
+        "--force",
+        i,
+    ],
 }
 
 
@@ -57,15 +64,15 @@ def run_second_sandbox(node: Node, name: str) -> str:
 @needs_events
 @pytest.mark.parametrize("how", COMMANDS)
 def test_a_container_that_a_tool_kills_or_deletes_releases_its_cpus(
-    calm_node: Node, bed: Bed, how: str
+    calm_node: Node, runtime: PrivateRuntime, how: str
 ) -> None:
     node = calm_node
     sharer, owner = node.spawn("ls"), node.spawn("lse", LAST)
     assert cpuset_of(sharer).cpus == REST
     wait_until_subscribed(node)
     began = time.time()
-    bed.run(
-        COMMANDS[how](bed, owner)
+    runtime.run(
+        COMMANDS[how](runtime, owner)
     )  # the tool may fail because the runtime has already deleted the ended task
     print(
         f"{how}: CPUs released {(wait_for_all_cpus(sharer) - began) * 1000:.0f} ms after the tool was called"
@@ -126,7 +133,7 @@ def test_two_sandboxes_of_one_pod_share_its_cpus(calm_node: Node) -> None:
 
 
 @needs_events
-def test_the_daemon_reconciles_with_a_restarted_runtime(calm_node: Node, bed: Bed) -> None:
+def test_the_daemon_reconciles_with_a_restarted_runtime(calm_node: Node, runtime: PrivateRuntime) -> None:
     """While the runtime is down, an owner ends and another program writes the cpuset of a sharer."""
     node = calm_node
     sharer = node.spawn("ls")
@@ -134,13 +141,13 @@ def test_the_daemon_reconciles_with_a_restarted_runtime(calm_node: Node, bed: Be
     created = node.create(node.pod("be"))
     wait_until_subscribed(node)
     pid = init_of(owner)
-    bed.kill9()
+    runtime.kill9()
     group = cgroup_of(sharer)
     assert group is not None
     (group / "cpuset.cpus").write_text(str(ALL))
     os.kill(pid, signal.SIGKILL)
     wait_for("the process to end", lambda: not Path(f"/proc/{pid}/cwd").exists(), LIMIT_S)
-    bed.restart()
+    runtime.restart()
     began = time.time()
     wait_for("the exit to be known", lambda: phases(node).get(owner) == "exited", LIMIT_S)
     print(f"the exit is known {(time.time() - began) * 1000:.0f} ms after the runtime answered")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cri import EXITED, UNTIL_PROCEED, Cri, cgroup_of, online
 from daemon import Daemon, Node
-from private_runtime import CGROUPS, Bed, wait_for
+from private_runtime import CGROUPS, PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -48,25 +48,25 @@ class Pods:
 
     def pod(self, kind: str, name: str, **options: object) -> tuple[str, Path]:
         pod = self.node.pod(kind, name=name, **options)
-        (path,) = CPU.glob(f"{self.node.bed.cgroup.strip('/')}/**/pod-{name}")
+        (path,) = CPU.glob(f"{self.node.runtime.cgroup.strip('/')}/**/pod-{name}")
         write(path, POD_QUOTA)
         return pod, path
 
 
 @pytest.fixture
-def make(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Pods]]:
+def make(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Pods]]:
     """Make a daemon with settings, and a client of it."""
     clients: list[Cri] = []
 
     def pods(**config: object) -> Pods:
         daemon = proxies(**config)
         clients.append(daemon.client())
-        return Pods(Node(bed, daemon, clients[-1]))
+        return Pods(Node(runtime, daemon, clients[-1]))
 
     yield pods
     for client in clients:
         client.close()
-    bed.clear()
+    runtime.clear()
 
 
 def lsr(pods: Pods, name: str = "db") -> tuple[str, Path]:
@@ -120,18 +120,18 @@ def test_a_killed_daemon_restores_the_original_quota(make: Callable[..., Pods]) 
     daemon.kill9()
     assert (quota(path), quota(group(owner))) == (-1, -1)
     write(path, 80_000)
-    with pods.node.bed.client() as direct:
+    with pods.node.runtime.client() as direct:
         direct.update(owner, cpu_quota=50_000, cpu_period=100_000)
     assert quota(group(owner)) == 50_000
     daemon.start()
     wait_for("both quotas to be removed again", lambda: (quota(path), quota(group(owner))) == (-1, -1))
     # The runtime's saved spec has no quota either: an update of another field does not restore it.
     wait_for("the runtime to be updated", lambda: daemon.status()["counters"].get("settled", 0) > 0)
-    with pods.node.bed.client() as direct:
+    with pods.node.runtime.client() as direct:
         direct.update(owner, cpu_shares=512)
     assert quota(group(owner)) == -1
     daemon.kill9()
-    with pods.node.bed.client() as direct:
+    with pods.node.runtime.client() as direct:
         direct.stop(owner)
     daemon.start()
     wait_for("the pod's quota to be restored", lambda: quota(path) == 80_000)
@@ -181,7 +181,9 @@ def test_observe_mode_changes_no_quota(make: Callable[..., Pods]) -> None:
     assert (quota(path), quota(group(owner))) == (POD_QUOTA, 90_000)
 
 
-def test_the_runtime_removes_the_quota_for_minus_one_and_keeps_it_for_zero(bed: Bed, cri: Cri) -> None:
+def test_the_runtime_removes_the_quota_for_minus_one_and_keeps_it_for_zero(
+    runtime: PrivateRuntime, cri: Cri
+) -> None:
     """In a create and in an update, -1 means no quota, and 0 keeps the present one."""
     pod = cri.run_pod("plain", cgroup_parent="/kubepods/pod-plain")
     one = cri.run(pod, "one", cpu_period=100_000, cpu_quota=-1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cri import Cri, cgroup_of, cpuset_of, online
 from daemon import KINDS, PROGRAM, Daemon, Node
-from private_runtime import CGROUPS, Bed, wait_for
+from private_runtime import CGROUPS, PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -35,15 +35,15 @@ def quota_at(path: Path) -> int:
     return -1 if value == "max" else int(value)
 
 
-def spec(bed: Bed, container: str) -> dict[str, Any]:
+def spec(runtime: PrivateRuntime, container: str) -> dict[str, Any]:
     """Return the CPU resources of the runtime's saved spec."""
-    with bed.client() as direct:
+    with runtime.client() as direct:
         document = json.loads(direct.status(container, verbose=True).info["info"])
     saved = document["runtimeSpec"]["linux"]["resources"]["cpu"]
     return {key: saved.get(key) for key in ("cpus", "mems", "quota", "period", "shares")}
 
 
-def check_equal(bed: Bed, ours: str, direct: str) -> None:
+def check_equal(runtime: PrivateRuntime, ours: str, direct: str) -> None:
     """Check that a released container and one that was never managed are equal in kernel and saved spec."""
     released, unmanaged = cpuset_of(ours), cpuset_of(direct)
     assert (released.cpus, released.effective, released.mems) == (
@@ -52,7 +52,7 @@ def check_equal(bed: Bed, ours: str, direct: str) -> None:
         unmanaged.mems,
     )
     assert quota(ours) == quota(direct)
-    saved, plain = spec(bed, ours), spec(bed, direct)
+    saved, plain = spec(runtime, ours), spec(runtime, direct)
     # An update cannot remove a cpuset from a saved spec: one has it explicitly, the other inherits it.
     saved["cpus"], plain["cpus"] = (each["cpus"] or str(unmanaged.effective) for each in (saved, plain))
     saved["mems"], plain["mems"] = (each["mems"] or str(unmanaged.mems) for each in (saved, plain))
@@ -62,11 +62,11 @@ def check_equal(bed: Bed, ours: str, direct: str) -> None:
 class Scenario:
     """An owner, a sharer, a BE container, one whose request names CPUs, and one that is not started."""
 
-    def __init__(self, bed: Bed, daemon: Daemon, client: Cri, direct: Cri) -> None:
-        self.bed, self.daemon, self.direct = bed, daemon, direct
-        self.node = node = Node(bed, daemon, client)
+    def __init__(self, runtime: PrivateRuntime, daemon: Daemon, client: Cri, direct: Cri) -> None:
+        self.runtime, self.daemon, self.direct = runtime, daemon, direct
+        self.node = node = Node(runtime, daemon, client)
         pod = node.pod("lsr", LAST, name="db")
-        (self.db_group,) = CPU.glob(f"{bed.cgroup.strip('/')}/**/pod-db")
+        (self.db_group,) = CPU.glob(f"{runtime.cgroup.strip('/')}/**/pod-db")
         (self.db_group / ("cpu.max" if V2 else "cpu.cfs_quota_us")).write_text(str(POD_QUOTA))
         self.ids = {
             "owner": node.run(pod, **LIMITED),
@@ -94,11 +94,11 @@ class Scenario:
             pod = direct.run_pod(f"plain-{kind}", cgroup_parent=f"{parent}/pod-plain-{kind}")
             made[kind] = direct.run(pod, **resources)
         for kind, container in made.items():
-            check_equal(self.bed, self.ids[kind], container)
+            check_equal(self.runtime, self.ids[kind], container)
         assert quota_at(self.db_group) == POD_QUOTA
-        with self.daemon.bed.client() as client:
+        with self.daemon.runtime.client() as client:
             client.start(self.created)
-        check_equal(self.bed, self.created, made["shares"])
+        check_equal(self.runtime, self.created, made["shares"])
         for container in (*self.ids.values(), self.created):
             before = cpuset_of(container)
             direct.update(container, cpu_shares=512)
@@ -107,18 +107,18 @@ class Scenario:
 
 
 @pytest.fixture
-def make(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Scenario]]:
+def make(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Scenario]]:
     clients: list[Cri] = []
 
     def scenario(**config: object) -> Scenario:
         daemon = proxies(**config)
-        clients.extend((daemon.client(), bed.client()))
-        return Scenario(bed, daemon, *clients[-2:])
+        clients.extend((daemon.client(), runtime.client()))
+        return Scenario(runtime, daemon, *clients[-2:])
 
     yield scenario
     for client in clients:
         client.close()
-    bed.clear()
+    runtime.clear()
 
 
 def release(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
@@ -126,7 +126,7 @@ def release(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
             *(PROGRAM, "release", "--config", daemon.directory / "config.yaml"),
-            *("--listen", f"unix://{daemon.socket}", "--runtime", f"unix://{daemon.bed.socket}"),
+            *("--listen", f"unix://{daemon.socket}", "--runtime", f"unix://{daemon.runtime.socket}"),
             *("--state-dir", daemon.directory / "state", *args),
         ],
         stdin=subprocess.DEVNULL,
@@ -231,16 +231,16 @@ def group_cpus(container: str) -> set[CpuSet]:
 
 
 def test_parent_cgroups_of_be_containers_are_released_too(
-    bed: Bed, proxies: Callable[..., Daemon], request: pytest.FixtureRequest
+    runtime: PrivateRuntime, proxies: Callable[..., Daemon], request: pytest.FixtureRequest
 ) -> None:
-    request.addfinalizer(bed.clear)
+    request.addfinalizer(runtime.clear)
     daemon = proxies(koordinator={"beCpuset": "erase"}, beSuppress={"mode": "cfs-quota", "period": "100ms"})
-    with daemon.client() as client, bed.client() as direct:
-        node = Node(bed, daemon, client)
+    with daemon.client() as client, runtime.client() as direct:
+        node = Node(runtime, daemon, client)
         container = node.run(node.pod("be"))
         node.run(node.pod("lse", LAST))
         assert group_cpus(container) == {online() - LAST}
-        (above,) = CPU.glob(f"{bed.cgroup.strip('/')}/kubepods/besteffort")
+        (above,) = CPU.glob(f"{runtime.cgroup.strip('/')}/kubepods/besteffort")
         wait_for("the quota of BE pods", lambda: quota_at(above) != -1)
         done = release(daemon)
         assert done.returncode == 0, done.stderr
@@ -248,7 +248,7 @@ def test_parent_cgroups_of_be_containers_are_released_too(
         assert quota_at(above) == -1
         pod = direct.run_pod("plain", cgroup_parent="/kubepods/besteffort/pod-plain")
         plain = direct.run(pod, **KINDS["be"].resources)
-        check_equal(bed, container, plain)
+        check_equal(runtime, container, plain)
         daemon.compared(1)
         assert (group_cpus(container), quota_at(above)) == ({online()}, -1)
 

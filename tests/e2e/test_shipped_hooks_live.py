@@ -11,7 +11,7 @@ import pytest
 from container_process import environment, inside
 from cri import Cri, cgroup_of, online
 from daemon import CPUSET_ANNOTATION, QOS_LABEL, Daemon
-from private_runtime import CGROUPS, Bed, wait_for
+from private_runtime import CGROUPS, PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -51,7 +51,9 @@ def cpus_file(container: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def hooked(bed: Bed, tmp_path: Path, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Hooked]]:
+def hooked(
+    runtime: PrivateRuntime, tmp_path: Path, proxies: Callable[..., Daemon]
+) -> Iterator[Callable[..., Hooked]]:
     """Start a daemon whose hook directory has links to some of the shipped hooks."""
     clients: list[Cri] = []
 
@@ -74,7 +76,7 @@ def hooked(bed: Bed, tmp_path: Path, proxies: Callable[..., Daemon]) -> Iterator
     yield make
     for client in clients:
         client.close()
-    bed.clear()
+    runtime.clear()
 
 
 def test_the_file_with_a_containers_cpus_follows_their_changes(

@@ -17,7 +17,7 @@ import daemon as daemons
 import pytest
 from cri import cgroup_of, cpuset_of, cpuset_root, is_v2, online
 from daemon import Daemon, Node
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -56,7 +56,7 @@ def capabilities() -> str:
 
 @pytest.fixture
 def hardened(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bed: Bed, proxies: Callable[..., Daemon]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: PrivateRuntime, proxies: Callable[..., Daemon]
 ) -> Iterator[Node]:
     """A node whose daemon has the restrictions of the unit."""
     directory = tmp_path / "proxy"
@@ -68,8 +68,8 @@ def hardened(
     monkeypatch.setattr(daemons, "PROGRAM", wrapper)
     proxy = proxies(directory)
     with proxy.client() as client:
-        yield Node(bed, proxy, client)
-    bed.clear()
+        yield Node(runtime, proxy, client)
+    runtime.clear()
 
 
 def test_the_daemon_is_confined(hardened: Node) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from cri import cgroup_of, online
 from daemon import PROGRAM, Daemon, Node
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -158,11 +158,11 @@ def monotone(watch: Watch, began: float, ended: float) -> None:
 
 
 @pytest.fixture
-def loaded(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[tuple[Daemon, Watch]]:
+def loaded(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[tuple[Daemon, Watch]]:
     """A daemon that observes 200 running containers, one of which is to own a CPU."""
     daemon = proxies(**settings("observe"))
     with daemon.client() as client:
-        node, pods = Node(bed, daemon, client), dict[str, str]()
+        node, pods = Node(runtime, daemon, client), dict[str, str]()
         sleep = {"command": ["sleep", "7200"]}
         owner = node.run(node.pod("lse", OWNED, name="owner"), **sleep)
         pods[owner] = "owner"
@@ -181,7 +181,7 @@ def loaded(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[tuple[Daemon, W
         finally:
             watch.stop()
             thread.join()
-    bed.clear()
+    runtime.clear()
 
 
 def test_200_containers_change_from_observe_to_enforce_and_back(
@@ -255,7 +255,7 @@ def test_200_containers_change_from_observe_to_enforce_and_back(
     figures["readings"] = f"{watch.readings}, at most {watch.longest * 1000:.0f} ms each"
     assert watch.wrong == []
     for container in [*list(watch.files)[:3], watch.owner]:  # an update does not undo it
-        with daemon.bed.client() as direct:
+        with daemon.runtime.client() as direct:
             direct.update(container, cpu_shares=512)
         assert watch.read(container) == online()
     figures["overlaps, empty sets"] = "0, 0"

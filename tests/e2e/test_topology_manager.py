@@ -19,7 +19,7 @@ import pytest
 from cri import EXITED, IMAGE, UNTIL_PROCEED, code, cpuset_of, online
 from daemon import MIB, Daemon, Node
 from kubelet import Kubelet
-from private_runtime import CGROUPS, Bed, hierarchies, wait_for
+from private_runtime import CGROUPS, PrivateRuntime, hierarchies, wait_for
 
 from proxy.model.idset import CpuSet, Mask
 
@@ -77,7 +77,7 @@ def everything(node: Node) -> dict[str, object]:
     groups = [
         directory
         for root in hierarchies()
-        for directory, _, _ in os.walk(root / node.bed.cgroup.lstrip("/"))
+        for directory, _, _ in os.walk(root / node.runtime.cgroup.lstrip("/"))
         if "memory" not in root.name
     ]
     state = node.daemon.directory / "state"
@@ -117,7 +117,7 @@ def decisions(node: Node, subject: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def make(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Node]]:
+def make(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Node]]:
     """Start a daemon with these settings; return a node with a client of it."""
     clients = []
 
@@ -125,12 +125,12 @@ def make(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Nod
         daemon = proxies(topologyManagerPolicy=policy, **{**COUNTED, **config})
         client = daemon.client()
         clients.append(client)
-        return Node(bed, daemon, client)
+        return Node(runtime, daemon, client)
 
     yield node
     for client in clients:
         client.close()
-    bed.clear()
+    runtime.clear()
 
 
 # Placements.
@@ -216,7 +216,7 @@ def test_missing_huge_pages_are_rejected(make: Callable[..., Node]) -> None:
     if "hugepages-2048kB" not in sizes:
         pytest.skip("this machine has no pages of 2 MiB")
     node = make()
-    if node.bed.name == "crio" and CGROUPS / "hugetlb" not in hierarchies():
+    if node.runtime.name == "crio" and CGROUPS / "hugetlb" not in hierarchies():
         pytest.skip("CRI-O refuses a limit of huge pages where no cgroup v1 controller has them")
     pod = node.pod("whole", name="paged")
     before = everything(node)
@@ -243,7 +243,7 @@ def test_crictl_shows_reason_and_status(make: Callable[..., Node], tmp_path: Pat
     pod = {
         "metadata": {"name": "tool", "namespace": "default", "uid": "uid-tool", "attempt": 0},
         "linux": {
-            "cgroup_parent": f"{node.bed.cgroup}/kubepods/poduid-tool",
+            "cgroup_parent": f"{node.runtime.cgroup}/kubepods/poduid-tool",
             "security_context": {"namespace_options": {"network": 2}},
         },
     }

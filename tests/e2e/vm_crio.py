@@ -23,10 +23,10 @@ for library in (HERE / "crio-programs").glob("*.so*"):
         shutil.copy(library, LIBRARIES / library.name)
 os.environ["TOPOPROXY_CRIO"] = str(HERE / "crio-programs")
 
-from crio import CrioBed  # noqa: E402  it reads the variable that is set above
+from crio import PrivateCrio  # noqa: E402  it reads the variable that is set above
 
 scenario, driver = sys.argv[1:]
-made = CrioBed(Path("/run/bed"), driver).start()
+made = PrivateCrio(Path("/run/bed"), driver).start()
 print(f"CRI-O listens: {made.socket}", flush=True)
 try:
     settings = {**os.environ, "TOPOPROXY_RUNTIME": str(made.socket)}

@@ -21,7 +21,7 @@ from tests.cluster.control_plane import ControlPlane, missing
 from tests.cluster.upstream_crds import crd
 
 if TYPE_CHECKING:
-    from private_runtime import Bed
+    from private_runtime import PrivateRuntime
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 
@@ -50,7 +50,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def node_with_kubelet(
-    plane: ControlPlane, bed: Bed, tmp_path_factory: pytest.TempPathFactory
+    plane: ControlPlane, runtime: PrivateRuntime, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Joined]:
     """The node for all tests: kubelet and the daemon keep running; each test starts its own agents."""
     directory = tmp_path_factory.mktemp("node")
@@ -59,8 +59,8 @@ def node_with_kubelet(
     facts.mkdir(parents=True)
     floor = {"sharedFloor": 1, "sharedFloorPerNUMANode": 0}
     settings = {"clusterFacts": {"directory": str(facts)}, "admission": floor}
-    daemon = Daemon(directory / "proxy", bed, settings)
-    kubelet = RealKubelet(directory / "kubelet", bed, plane, daemon.socket, "n1")
+    daemon = Daemon(directory / "proxy", runtime, settings)
+    kubelet = RealKubelet(directory / "kubelet", runtime, plane, daemon.socket, "n1")
     try:
         daemon.start()
         kubelet.start()
@@ -70,11 +70,11 @@ def node_with_kubelet(
             return kubelet.ready
 
         until("the node to be ready", joined, 120)
-        yield Joined(plane, bed, daemon, kubelet)
+        yield Joined(plane, runtime, daemon, kubelet)
     finally:
         kubelet.close()
         daemon.stop()
-        bed.widen()
+        runtime.widen()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.cluster.control_plane import ControlPlane
 
 if TYPE_CHECKING:
     from daemon import Daemon
-    from private_runtime import Bed
+    from private_runtime import PrivateRuntime
     from real_kubelet import RealKubelet
 
 NODE = "n1"
@@ -85,13 +85,13 @@ class Joined:
 
     Attributes:
         plane: The control plane.
-        bed: The runtime.
+        runtime: The private runtime.
         daemon: The daemon between kubelet and the runtime.
         kubelet: The kubelet; its Node object is ``n1``.
     """
 
     plane: ControlPlane
-    bed: Bed
+    runtime: PrivateRuntime
     daemon: Daemon
     kubelet: RealKubelet
 
@@ -132,8 +132,8 @@ class Joined:
         until("no ReplicaSets", lambda: not self._items("/apis/apps/v1/namespaces/demo/replicasets"))
         self.plane.delete(f"{DEMO}/pods?gracePeriodSeconds=0")
         until("no pods", lambda: not self.pods())
-        with self.bed.client() as runtime:
-            until("no sandboxes", lambda: not any(map(_is_ready, runtime.list_pods())))
+        with self.runtime.client() as client:
+            until("no sandboxes", lambda: not any(map(_is_ready, client.list_pods())))
         self.plane.delete(f"{DEMO}/events")
         unmarked = {"metadata": {"annotations": {KEY: None}}, "spec": {"taints": None}}
         self.plane.merge(f"/api/v1/nodes/{NODE}", unmarked)
@@ -175,8 +175,8 @@ class Joined:
 
     def by_name(self, name: str) -> str:
         """Return the id of the running container of a static pod; empty if there is none."""
-        with self.bed.client() as runtime:
-            found = [c for c in runtime.list() if c.labels.get("io.kubernetes.pod.name") == name]
+        with self.runtime.client() as client:
+            found = [c for c in client.list() if c.labels.get("io.kubernetes.pod.name") == name]
         return next((c.id for c in found if c.state == RUNNING), "")
 
     def running(self, app: str, count: int = 1, limit: float = PATIENCE_S) -> list[Json]:

@@ -1,7 +1,7 @@
-"""A real kubelet on this host that joins a real API server; a daemon is between it and the bed's runtime.
+"""A real kubelet on this host that joins a real API server; a daemon is between it and the private runtime.
 
-kubelet runs in the bed's mount namespace, like the runtime: its mounts for pods must be visible there, and
-its directories below /var are private to the bed. It uses the host's network, where the API server listens.
+kubelet runs in the runtime's mount namespace: its mounts for pods must be visible there, and its directories
+below /var are private to it. It uses the host's network, where the API server listens.
 kubelet changes kernel settings when it starts, so regular files are mounted over them.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from private_runtime import Bed, end_process, hierarchies
+from private_runtime import PrivateRuntime, end_process, hierarchies
 
 from tests.cluster.control_plane import free_port
 
@@ -86,11 +86,13 @@ class RealKubelet:
         log: Its log file.
     """
 
-    def __init__(self, directory: Path, bed: Bed, plane: ControlPlane, socket: Path, name: str) -> None:
+    def __init__(
+        self, directory: Path, runtime: PrivateRuntime, plane: ControlPlane, socket: Path, name: str
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.log = directory / "kubelet.log"
-        self._bed = bed
+        self._runtime = runtime
         self._plane = plane
         self._read_only = free_port()
         self._manifests = directory / "manifests"
@@ -113,7 +115,7 @@ class RealKubelet:
             "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
             "cgroupDriver": "cgroupfs",
-            "cgroupRoot": self._bed.cgroup,
+            "cgroupRoot": self._runtime.cgroup,
             "containerRuntimeEndpoint": f"unix://{socket}",
             "enforceNodeAllocatable": [],
             "evictionHard": {"memory.available": "10Mi"},
@@ -133,7 +135,7 @@ class RealKubelet:
         }
 
     def _cover(self, directory: Path) -> None:
-        """Cover the files that kubelet would change on the host by mounts in the bed's namespace."""
+        """Cover the files that kubelet would change on the host by mounts in the runtime's namespace."""
         for each in VAR:
             target, own = Path("/var") / each, directory / each.replace("/", "-")
             own.mkdir()
@@ -147,13 +149,13 @@ class RealKubelet:
             self._bind(own, target)
 
     def _bind(self, source: Path, target: Path) -> None:
-        done = self._bed.run(["mount", "--bind", str(source), str(target)])
+        done = self._runtime.run(["mount", "--bind", str(source), str(target)])
         assert done.returncode == 0, done.stdout
 
     def _make_cgroups(self) -> None:
         """Create the parent cgroup of kubelet's pods; on v1 a new cpuset is empty and must be filled."""
         for root in hierarchies():
-            group = root / self._bed.cgroup.lstrip("/")
+            group = root / self._runtime.cgroup.lstrip("/")
             group.mkdir(exist_ok=True)
             for file in ("cpuset.cpus", "cpuset.mems"):
                 if (group / file).exists() and not (group / file).read_text().strip():
@@ -176,7 +178,7 @@ class RealKubelet:
         ]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                self._bed.inside(command, network=False),
+                self._runtime.inside(command, network=False),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

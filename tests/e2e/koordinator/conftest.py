@@ -19,7 +19,7 @@ from proxy.config.load import parse
 from proxy.frontends.hookserver.registration import registration
 
 if TYPE_CHECKING:
-    from private_runtime import Bed
+    from private_runtime import PrivateRuntime
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,12 +29,12 @@ def _programs() -> None:
 
 
 @pytest.fixture
-def peers(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., RuntimeProxy]]:
+def peers(runtime: PrivateRuntime, tmp_path: Path) -> Iterator[Callable[..., RuntimeProxy]]:
     """Create runtime proxies of Koordinator; all are stopped after the test."""
     made: list[RuntimeProxy] = []
 
-    def make(runtime: Path | None = None, directory: str = "koord") -> RuntimeProxy:
-        made.append(RuntimeProxy(tmp_path / directory, runtime or bed.socket))
+    def make(socket: Path | None = None, directory: str = "koord") -> RuntimeProxy:
+        made.append(RuntimeProxy(tmp_path / directory, socket or runtime.socket))
         return made[-1]
 
     yield make
@@ -58,7 +58,7 @@ def koordlets(tmp_path: Path) -> Iterator[Callable[..., HookServer]]:
 
 
 @pytest.fixture
-def serving(bed: Bed, proxies: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
+def serving(runtime: PrivateRuntime, proxies: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
     """Start daemons that serve as hook servers; their own hook directories belong to the test."""
 
     def make(**config: Any) -> Daemon:
@@ -73,21 +73,21 @@ def serving(bed: Bed, proxies: Callable[..., Daemon], tmp_path: Path) -> Callabl
 
 @pytest.fixture
 def through(
-    bed: Bed, serving: Callable[..., Daemon], peers: Callable[..., RuntimeProxy]
+    runtime: PrivateRuntime, serving: Callable[..., Daemon], peers: Callable[..., RuntimeProxy]
 ) -> Iterator[Callable[..., Node]]:
     """Start a daemon and a runtime proxy of Koordinator that calls it; return a client of the proxy."""
     clients: list[Any] = []
 
-    def make(daemon: Daemon | None = None, runtime: Path | None = None, **config: Any) -> Node:
+    def make(daemon: Daemon | None = None, socket: Path | None = None, **config: Any) -> Node:
         daemon = daemon or serving(**config)
-        peer = peers(runtime)
+        peer = peers(socket)
         text = (daemon.directory / "config.yaml").read_text()
         (peer.servers / "topoproxy.json").write_text(registration(parse(text, "test")))
-        peer.start(bed.cgroup)
-        clients.append(peer.client(bed.cgroup))
-        return Node(bed, daemon, clients[-1])
+        peer.start(runtime.cgroup)
+        clients.append(peer.client(runtime.cgroup))
+        return Node(runtime, daemon, clients[-1])
 
     yield make
     for client in clients:
         client.close()
-    bed.clear()
+    runtime.clear()

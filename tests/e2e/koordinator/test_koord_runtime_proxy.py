@@ -11,7 +11,7 @@ import grpc
 import pytest
 from cri import RUNNING, RpcError, code, online
 from daemon import Daemon, Node
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
 
@@ -82,7 +82,9 @@ def test_an_update_through_the_peer_keeps_the_daemons_cpus(through: Callable[...
     node.settle()
 
 
-def test_a_create_through_both_programs_changes_nothing_else(through: Callable[..., Node], bed: Bed) -> None:
+def test_a_create_through_both_programs_changes_nothing_else(
+    through: Callable[..., Node], runtime: PrivateRuntime
+) -> None:
     """A request through both programs differs from a direct request only in the cpuset."""
     node = through()
     fields = {
@@ -94,7 +96,7 @@ def test_a_create_through_both_programs_changes_nothing_else(through: Callable[.
         "oom_score_adj": 900,
     }
     found = []
-    with bed.client() as direct:
+    with runtime.client() as direct:
         for cri in (node.cri, direct):
             labels = {"koordinator.sh/qosClass": "LS"}
             pod = cri.run_pod(f"pod-{len(found)}", uid="u", labels=labels, annotations={"a": "b"})
@@ -133,7 +135,7 @@ def test_the_peer_rejects_creates_while_the_daemon_is_stopped(through: Callable[
 
 
 def test_containers_from_before_a_restart_of_the_peer_keep_their_cpus(
-    through: Callable[..., Node], peers: Callable[..., RuntimeProxy], bed: Bed, tmp_path: Path
+    through: Callable[..., Node], peers: Callable[..., RuntimeProxy], runtime: PrivateRuntime, tmp_path: Path
 ) -> None:
     """A restarted peer has lost its cached resources; the daemon's CPUs do not depend on that cache."""
     node = through()
@@ -144,9 +146,9 @@ def test_containers_from_before_a_restart_of_the_peer_keep_their_cpus(
     again = peers(directory="koord-again")
     for file in (tmp_path / "koord/hookserver.d").iterdir():
         (again.servers / file.name).write_text(file.read_text())
-    again.start(bed.cgroup)
-    with again.client(bed.cgroup) as cri:
-        other = Node(bed, node.daemon, cri, node.members, node._pods)
+    again.start(runtime.cgroup)
+    with again.client(runtime.cgroup) as cri:
+        other = Node(runtime, node.daemon, cri, node.members, node._pods)
         cri.adopt(node.cri)
         other.start(waiting)
         node.check()
@@ -158,7 +160,7 @@ def test_containers_from_before_a_restart_of_the_peer_keep_their_cpus(
 
 
 def test_a_create_seen_as_hook_and_as_call_is_placed_once(
-    through: Callable[..., Node], serving: Callable[..., Daemon], bed: Bed
+    through: Callable[..., Node], serving: Callable[..., Daemon], runtime: PrivateRuntime
 ) -> None:
     """The peer's runtime is the daemon's socket, so the daemon sees each create twice."""
     daemon = serving()

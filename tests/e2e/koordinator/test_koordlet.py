@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cri import cpuset_of, online
 from daemon import Daemon, Node
-from private_runtime import Bed, wait_for
+from private_runtime import PrivateRuntime, wait_for
 
 from proxy.config.load import parse
 from proxy.frontends.hookserver.registration import registration
@@ -47,7 +47,10 @@ def in_use(daemon: Daemon, name: str = "koordlet") -> None:
 
 @pytest.fixture
 def with_koordlet(
-    serving: Callable[..., Daemon], koordlets: Callable[..., HookServer], bed: Bed, tmp_path: Path
+    serving: Callable[..., Daemon],
+    koordlets: Callable[..., HookServer],
+    runtime: PrivateRuntime,
+    tmp_path: Path,
 ) -> Any:
     """Start a daemon, and a hook server of koordlet that registers itself with it."""
 
@@ -58,14 +61,16 @@ def with_koordlet(
         return daemon, koordlet
 
     yield make
-    bed.clear()
+    runtime.clear()
 
 
-def test_koordlets_responses_agree_with_the_daemons_placement(with_koordlet: Any, bed: Bed) -> None:
+def test_koordlets_responses_agree_with_the_daemons_placement(
+    with_koordlet: Any, runtime: PrivateRuntime
+) -> None:
     """For each class, the response of koordlet's plugin equals the daemon's decision or is a subset of it."""
     daemon, _ = with_koordlet(str(online()))
     with daemon.client() as cri:
-        node = Node(bed, daemon, cri)
+        node = Node(runtime, daemon, cri)
         for kind in ("ls", "be", "burstable", "besteffort"):
             node.spawn(kind)
         node.settle()
@@ -78,7 +83,7 @@ def test_koordlets_responses_agree_with_the_daemons_placement(with_koordlet: Any
         assert "koordlet" in json.dumps(daemon.status()["hooks"])
 
 
-def test_koordlets_shared_pool_narrows_the_daemons(with_koordlet: Any, bed: Bed) -> None:
+def test_koordlets_shared_pool_narrows_the_daemons(with_koordlet: Any, runtime: PrivateRuntime) -> None:
     daemon, _ = with_koordlet(str(FIRST))
     with daemon.client() as cri:
         pod = cri.run_pod("ls", labels={"koordinator.sh/qosClass": "LS"})
@@ -88,11 +93,13 @@ def test_koordlets_shared_pool_narrows_the_daemons(with_koordlet: Any, bed: Bed)
         assert cpuset_of(container).cpus == FIRST
 
 
-def test_koordlet_adds_a_variable_and_the_rest_of_the_request_is_kept(with_koordlet: Any, bed: Bed) -> None:
+def test_koordlet_adds_a_variable_and_the_rest_of_the_request_is_kept(
+    with_koordlet: Any, runtime: PrivateRuntime
+) -> None:
     """koordlet's GPU plugin adds a variable; the other variables keep their order and bytes."""
     daemon, _ = with_koordlet(str(online()))
     requested = [(f"KEY_{number}", f"a=b;{number}") for number in (3, 1, 2, 9, 0)]
-    with daemon.client() as cri, bed.client() as direct:
+    with daemon.client() as cri, runtime.client() as direct:
         found = []
         for client in (cri, direct):
             pod = client.run_pod(f"pod-{len(found)}", uid="u", annotations=GPUS)
@@ -111,11 +118,11 @@ def test_koordlet_adds_a_variable_and_the_rest_of_the_request_is_kept(with_koord
     assert ours == plain  # including oom_score_adj, which is missing in the response of the hook
 
 
-def test_koordlet_cannot_give_away_owned_cpus(with_koordlet: Any, bed: Bed) -> None:
+def test_koordlet_cannot_give_away_owned_cpus(with_koordlet: Any, runtime: PrivateRuntime) -> None:
     """koordlet's pool may be outdated; an owner that it does not know keeps its CPUs."""
     daemon, _ = with_koordlet(str(LAST))
     with daemon.client() as cri:
-        node = Node(bed, daemon, cri)
+        node = Node(runtime, daemon, cri)
         lse = node.spawn("lse", LAST)
         pod = cri.run_pod("ls", labels={"koordinator.sh/qosClass": "LS"})
         container = cri.run(pod, cpu_shares=512)
@@ -126,7 +133,9 @@ def test_koordlet_cannot_give_away_owned_cpus(with_koordlet: Any, bed: Bed) -> N
         node.remove(lse)
 
 
-def test_koordlet_is_used_again_after_a_restart(with_koordlet: Any, bed: Bed, tmp_path: Path) -> None:
+def test_koordlet_is_used_again_after_a_restart(
+    with_koordlet: Any, runtime: PrivateRuntime, tmp_path: Path
+) -> None:
     daemon, koordlet = with_koordlet(str(FIRST), policy="Ignore")
     with daemon.client() as cri:
         pod = cri.run_pod("ls", labels={"koordinator.sh/qosClass": "LS"})
@@ -145,20 +154,20 @@ def test_koordlet_is_used_again_after_a_restart(with_koordlet: Any, bed: Bed, tm
 
 
 def test_koordinators_proxy_the_daemon_and_koordlet_in_a_chain(
-    with_koordlet: Any, peers: Callable[..., RuntimeProxy], bed: Bed, tmp_path: Path
+    with_koordlet: Any, peers: Callable[..., RuntimeProxy], runtime: PrivateRuntime, tmp_path: Path
 ) -> None:
     """Koordinator's proxy calls the daemon, and the daemon calls koordlet: each event passes the chain."""
     daemon, _ = with_koordlet(str(FIRST))
     peer = peers()
     config = parse((daemon.directory / "config.yaml").read_text(), "test")
     (peer.servers / "topoproxy.json").write_text(registration(config))
-    peer.start(bed.cgroup)
-    with peer.client(bed.cgroup) as cri:
+    peer.start(runtime.cgroup)
+    with peer.client(runtime.cgroup) as cri:
         labels = {"koordinator.sh/qosClass": "LS"}
         container = cri.run(cri.run_pod("ls", labels=labels, annotations=GPUS), cpu_shares=512)
         assert cpuset_of(container).cpus == FIRST
         assert ("NVIDIA_VISIBLE_DEVICES", "1,3") in envs_of(cri, container)
-        node = Node(bed, daemon, cri)
+        node = Node(runtime, daemon, cri)
         lse = node.spawn("lse", LAST)
         node.check()
         assert cpuset_of(lse).cpus == LAST
