@@ -131,15 +131,15 @@ def directory() -> Path:
 
 
 @pytest.fixture
-def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Scenario:
+def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> VmScenario:
     """Runs scenarios in machines; the first one builds the disk and the tar."""
     if reason := skip_reason(request.node):
         pytest.skip(reason)
-    return Scenario(request.getfixturevalue("directory"), request.getfixturevalue("site"), tmp_path / "out")
+    return VmScenario(request.getfixturevalue("directory"), request.getfixturevalue("site"), tmp_path / "out")
 
 
 @dataclass(frozen=True)
-class Scenario:
+class VmScenario:
     """Runs a scenario in a machine.
 
     Attributes:
@@ -191,12 +191,12 @@ class Scenario:
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
-def test_partitions(scenario: Scenario, kind: str) -> None:
+def test_partitions(scenario: VmScenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_partitions.py", VirtualMachine(1, 2, 4, 1))
 
 
 @pytest.mark.parametrize("kind", [*kinds("v2-systemd", "v1-cgroupfs"), *RARE_KINDS])
-def test_pools(scenario: Scenario, kind: str) -> None:
+def test_pools(scenario: VmScenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_pools.py")
 
 
@@ -216,7 +216,7 @@ def crio(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
-def test_pools_on_crio(scenario: Scenario, crio: Path, kind: str) -> None:
+def test_pools_on_crio(scenario: VmScenario, crio: Path, kind: str) -> None:
     carried = {
         path.name: path
         for path in (crio, HERE / "private_runtime.py", HERE / "crio.py", Path(images.__file__))
@@ -224,72 +224,72 @@ def test_pools_on_crio(scenario: Scenario, crio: Path, kind: str) -> None:
     scenario.ends_well(kind, "vm_crio.py vm_pools.py", carried=carried)
 
 
-def test_pools_when_some_controllers_are_on_v2(scenario: Scenario) -> None:
+def test_pools_when_some_controllers_are_on_v2(scenario: VmScenario) -> None:
     """Some controllers are on v2 only: the daemon must use cpuset, cpu and memory of v1."""
     mixed = VirtualMachine(kernel="cgroup_no_v1=blkio,hugetlb,pids")
     scenario.ends_well("hybrid-cgroupfs", "vm_pools.py", mixed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_topology_manager(scenario: Scenario, kind: str) -> None:
+def test_topology_manager(scenario: VmScenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_topology.py", replace(FOUR_NODES, cards=(3,)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_devices(scenario: Scenario, kind: str) -> None:
+def test_devices(scenario: VmScenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_devices.py", carried={"file_plugin.py": HERE / "file_plugin.py"})
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_suppression(scenario: Scenario, kind: str) -> None:
-    scenario.ends_well(kind, "vm_suppress.py")
+def test_suppression(scenario: VmScenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_be_suppression.py")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_quotas(scenario: Scenario, kind: str) -> None:
+def test_quotas(scenario: VmScenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_quota.py")
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
-def test_release(scenario: Scenario, kind: str) -> None:
+def test_release(scenario: VmScenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_release.py")
 
 
 @pytest.mark.parametrize("kind", kinds("v2-cgroupfs"))
-def test_odd_machine(scenario: Scenario, kind: str) -> None:
+def test_odd_machine(scenario: VmScenario, kind: str) -> None:
     odd = VirtualMachine(
         cores=2, memory_only=1, without_memory=(2,), distances=True, cards=(3,), kernel="isolcpus=12-13"
     )
-    scenario.ends_well(kind, "vm_odd.py", odd)
+    scenario.ends_well(kind, "vm_odd_machine.py", odd)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_machine_changes(scenario: Scenario, kind: str) -> None:
-    scenario.ends_well(kind, "vm_changes.py", VirtualMachine(nodes=1, plugged=256, distances=True))
+def test_machine_changes(scenario: VmScenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_hotplug.py", VirtualMachine(nodes=1, plugged=256, distances=True))
 
 
 @pytest.mark.parametrize("kind", kinds("v2-cgroupfs"))
-def test_kills_during_calls(scenario: Scenario, kind: str) -> None:
+def test_kills_during_calls(scenario: VmScenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_crash.py", VirtualMachine(sockets=2, nodes=1))
 
 
 @pytest.mark.parametrize("kind", ["v2-systemd"])
-def test_cpusets_last(scenario: Scenario, kind: str) -> None:
-    scenario.ends_well(kind, "vm_lasting.py", VirtualMachine(sockets=2, nodes=1))
+def test_cpusets_last(scenario: VmScenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_unit_properties.py", VirtualMachine(sockets=2, nodes=1))
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
-def test_drift(scenario: Scenario, kind: str) -> None:
+def test_drift(scenario: VmScenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_drift.py", VirtualMachine(sockets=2, nodes=1))
 
 
 @pytest.mark.parametrize("kind", ["v2-systemd", "v1-systemd"])
-def test_shipped_units(scenario: Scenario, kind: str) -> None:
+def test_shipped_units(scenario: VmScenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_unit.py", VirtualMachine(sockets=2, nodes=1), {"systemd": REPO / "systemd"})
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
-def test_hooks(scenario: Scenario, kind: str) -> None:
+def test_hooks(scenario: VmScenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_hooks.py", VirtualMachine(sockets=2, nodes=1))
 
 
@@ -313,7 +313,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def beside_kubelet(scenario: Scenario, kind: str, job: str, **carried: Path) -> None:
+def beside_kubelet(scenario: VmScenario, kind: str, job: str, **carried: Path) -> None:
     """Run a scenario that needs a real kubelet."""
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
@@ -322,18 +322,18 @@ def beside_kubelet(scenario: Scenario, kind: str, job: str, **carried: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs"])
-def test_kubelet(scenario: Scenario, certificates: Path, kind: str) -> None:
+def test_kubelet(scenario: VmScenario, certificates: Path, kind: str) -> None:
     beside_kubelet(scenario, kind, "vm_kubelet.py", certs=certificates)
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs"])
-def test_takeover(scenario: Scenario, kind: str) -> None:
+def test_takeover(scenario: VmScenario, kind: str) -> None:
     beside_kubelet(scenario, kind, "vm_takeover.py")
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v1-cgroupfs", "v2-systemd"])
-def test_beside_kubelet(scenario: Scenario, kind: str) -> None:
-    beside_kubelet(scenario, kind, "vm_beside.py")
+def test_beside_kubelet(scenario: VmScenario, kind: str) -> None:
+    beside_kubelet(scenario, kind, "vm_beside_kubelet.py")
 
 
 @pytest.fixture(scope="module")
@@ -362,7 +362,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", ["v2-systemd"])
 @pytest.mark.parametrize("way", ["hand", "chart"])
 def test_a_node_from_the_package_to_the_purge(
-    scenario: Scenario, request: pytest.FixtureRequest, way: str, kind: str
+    scenario: VmScenario, request: pytest.FixtureRequest, way: str, kind: str
 ) -> None:
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
@@ -380,7 +380,7 @@ def test_a_node_from_the_package_to_the_purge(
 
 
 @pytest.mark.parametrize("kind", ["v2-systemd"])
-def test_attach_in_each_layout(scenario: Scenario, kind: str) -> None:
+def test_attach_in_each_layout(scenario: VmScenario, kind: str) -> None:
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
     machine = VirtualMachine(sockets=2, nodes=1, cores=2, threads=1, memory=1024, modules=NETFILTER)
@@ -401,12 +401,12 @@ def plugins() -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
-def test_devices_beside_kubelet(scenario: Scenario, plugins: list[Path], kind: str) -> None:
-    beside_kubelet(scenario, kind, "vm_beside_devices.py", **{path.name: path for path in plugins})
+def test_devices_beside_kubelet(scenario: VmScenario, plugins: list[Path], kind: str) -> None:
+    beside_kubelet(scenario, kind, "vm_devices_beside_kubelet.py", **{path.name: path for path in plugins})
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
-def test_cluster(scenario: Scenario, tmp_path: Path, kind: str) -> None:
+def test_cluster(scenario: VmScenario, tmp_path: Path, kind: str) -> None:
     """A node in a cluster in which no other NUMA node has enough free CPUs; the control plane runs here."""
     reason = missing("kube-scheduler", "kube-controller-manager")
     if reason or not KUBELET.is_file():

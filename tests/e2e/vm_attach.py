@@ -23,8 +23,18 @@ from typing import Any, cast
 
 import grpc
 from vm_guest import LONG_S, RUNTIME, save_journals, step, wait
-from vm_kubelet import MANIFESTS, ROOT, Bed, container, kubelet_settings
-from vm_node import ENDPOINT, KUBEADM, SETTINGS, UNITS, answers, files, no_trace, shell, status
+from vm_kubelet import MANIFESTS, ROOT, KubeletNode, container, kubelet_settings
+from vm_node import (
+    ENDPOINT,
+    KUBEADM,
+    SETTINGS,
+    UNITS,
+    answers,
+    check_files_unchanged,
+    list_files,
+    shell,
+    status,
+)
 from vm_unit import CONFIG, install, systemctl
 
 START = "[Service]\nExecStart={}\nRestart=always\nRestartSec=3\n[Install]\nWantedBy=multi-user.target\n"
@@ -109,14 +119,14 @@ def main_process(unit: str) -> int:
 
 
 @contextmanager
-def kubelet_in_layout(bed: Bed, content: Mapping[Path, str]) -> Iterator[list[str]]:
+def kubelet_in_layout(node: KubeletNode, content: Mapping[Path, str]) -> Iterator[list[str]]:
     """Run kubelet in a layout; gives the list of files. At the end the layout's files are removed."""
     for path, text in content.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     systemctl("daemon-reload")
     systemctl("restart", "kubelet")
-    wait("kubelet to answer", lambda: answers(bed), LONG_S)
+    wait("kubelet to answer", lambda: answers(node), LONG_S)
     yield node_files()
     for path in content:
         path.unlink()
@@ -131,19 +141,19 @@ def calls_arrive(name: str) -> None:
     step(f"{name}: the calls of kubelet ({kubelet}) arrive")
 
 
-def a_pod_is_placed(bed: Bed) -> None:
-    bed.add("late", container("main", "1"))
-    late = bed.place("late/main", 2 * LONG_S)
+def a_pod_is_placed(node: KubeletNode) -> None:
+    node.add("late", container("main", "1"))
+    late = node.place("late/main", 2 * LONG_S)
     owners = {row["cpus"] for row in status()["exclusive"]}
     assert (len(late.cpus), owners) == (1, {str(late.cpus)}), (late, owners)
     (MANIFESTS / "late.yaml").unlink()
-    wait("the pod to end", lambda: "late/main" not in bed.ids(), 2 * LONG_S)
+    wait("the pod to end", lambda: "late/main" not in node.ids(), 2 * LONG_S)
     step(f"a new pod had CPU {late.cpus} exclusively")
 
 
 def node_files() -> list[str]:
     """List the files of the node, without topoproxy's installed configuration."""
-    return [line for line in files() if line.startswith("/") and not line.startswith("/etc/topoproxy/")]
+    return [line for line in list_files() if line.startswith("/") and not line.startswith("/etc/topoproxy/")]
 
 
 def changed(before: list[str]) -> set[str]:
@@ -153,17 +163,17 @@ def changed(before: list[str]) -> set[str]:
     return {path for path in different if ".wants" not in path and not path.endswith(".d")}
 
 
-def check_detached(bed: Bed, before: list[str], ids: Mapping[str, str], name: str) -> None:
-    wait("kubelet to answer", lambda: answers(bed), LONG_S)
+def check_detached(node: KubeletNode, before: list[str], ids: Mapping[str, str], name: str) -> None:
+    wait("kubelet to answer", lambda: answers(node), LONG_S)
     assert subprocess.run(["systemctl", "is-active", "--quiet", "topoproxy.service"], check=False).returncode
-    wait(f"the same containers ({ids})", lambda: running_ids(bed) == ids, LONG_S)
-    no_trace(before, node_files(), name)
+    wait(f"the same containers ({ids})", lambda: running_ids(node) == ids, LONG_S)
+    check_files_unchanged(before, node_files(), name)
 
 
-def running_ids(bed: Bed) -> Mapping[str, str]:
+def running_ids(node: KubeletNode) -> Mapping[str, str]:
     """Return the containers of the runtime; none while it starts and rejects calls."""
     try:
-        return bed.ids()
+        return node.ids()
     except grpc.RpcError:
         return {}
 
@@ -186,7 +196,7 @@ def check_attach_fails(*patterns: str) -> None:
     step(f"the attach was undone after {took:.1f} s of {DEADLINE_S}")
 
 
-def failing_attaches(bed: Bed, before: list[str], ids: Mapping[str, str]) -> None:
+def failing_attaches(node: KubeletNode, before: list[str], ids: Mapping[str, str]) -> None:
     kubelet = main_process("kubelet.service")
     # topoproxy's unit would start the runtime (Wants=), so mask it. To stop a masked unit would end its
     # shims.
@@ -196,13 +206,13 @@ def failing_attaches(bed: Bed, before: list[str], ids: Mapping[str, str]) -> Non
     systemctl("unmask", "--runtime", "containerd")
     systemctl("start", "containerd")
     assert main_process("kubelet.service") == kubelet, "kubelet was not restarted"
-    check_detached(bed, before, ids, "the runtime was down")
+    check_detached(node, before, ids, "the runtime was down")
     HARDENED.parent.mkdir(parents=True)
     HARDENED.write_text("[Service]\nInaccessiblePaths=-/run/topoproxy\n")
     systemctl("daemon-reload")
     hardened = node_files()
     check_attach_fails("no calls from kubelet arrived", "[1-9][0-9]* restarts")
-    check_detached(bed, hardened, ids, "kubelet refused")
+    check_detached(node, hardened, ids, "kubelet refused")
     HARDENED.unlink()
     HARDENED.parent.rmdir()
     systemctl("daemon-reload")
@@ -223,32 +233,32 @@ def detach_by_rescue_script() -> None:
 
 def main() -> None:
     *only, driver = sys.argv[1:]
-    bed = Bed(driver, cast("Any", None))
+    node = KubeletNode(driver, cast("Any", None))
     for directory in (ROOT, MANIFESTS, Path("/var/log/pods")):
         directory.mkdir(parents=True, exist_ok=True)
     install()
     CONFIG.write_text(json.dumps({**SETTINGS, "runtime": f"unix://{RUNTIME}"}))
-    bed.add("part", container("main", "250m"))
+    node.add("part", container("main", "250m"))
     chosen = {k: v for k, v in layouts(driver).items() if not only or k.split()[0] in only}
     first, last = next(iter(chosen)), list(chosen)[-1]
     for name, (content, expected) in chosen.items():
-        with kubelet_in_layout(bed, content) as before:
-            wait("the pod to run", lambda: "part/main" in bed.ids(), 2 * LONG_S)
-            ids = bed.ids()
+        with kubelet_in_layout(node, content) as before:
+            wait("the pod to run", lambda: "part/main" in node.ids(), 2 * LONG_S)
+            ids = node.ids()
             if name == last:
-                failing_attaches(bed, before, ids)
+                failing_attaches(node, before, ids)
             options = f"--timeout {LONG_ATTACH_S}"
             attach = f"topoproxy attach --yes {options}"
             shell(f"sh /in/systemd/bootstrap-node.sh 600 {options}" if name == first else attach)
             assert changed(before) == set(expected), changed(before)
             calls_arrive(name)
             if name == first:
-                a_pod_is_placed(bed)
+                a_pod_is_placed(node)
             if name == last:
                 detach_by_rescue_script()
             else:
                 shell("topoproxy detach --yes --timeout 300")
-            check_detached(bed, before, ids, f"{name}, detached")
+            check_detached(node, before, ids, f"{name}, detached")
     step("the scenario ends well")
 
 

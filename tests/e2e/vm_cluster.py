@@ -24,19 +24,19 @@ from typing import Any
 
 import yaml
 from cri import STATUS
-from vm_guest import ALL, DIRECTORY, LONG_S, Daemon, Place, group_of, place_in, step, wait
-from vm_kubelet import MANIFESTS, Bed, container, kubelet_settings, nodes_of
+from vm_guest import ALL, DIRECTORY, LONG_S, GuestDaemon, Place, group_of, place_in, step, wait
+from vm_kubelet import MANIFESTS, KubeletNode, container, kubelet_settings, nodes_of
 
 from proxy.model.idset import CpuSet
 from tests.cluster.api_client import ApiClient, ApiError, Json, bound_token
 
-GIVEN = Path("/in/cluster")
-CLUSTER = json.loads((GIVEN / "cluster.json").read_text())
+INPUT = Path("/in/cluster")
+CLUSTER = json.loads((INPUT / "cluster.json").read_text())
 NODE = CLUSTER["node"]
 PODS = "/api/v1/namespaces/fleet/pods"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/fleet/deployments"
 NUMATOPOLOGY = f"/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies/{NODE}"
-KUBECONFIG, AGENTS = GIVEN / "kubeconfig", DIRECTORY / "agent.kubeconfig"
+KUBECONFIG, AGENT_KUBECONFIG = INPUT / "kubeconfig", DIRECTORY / "agent.kubeconfig"
 CONFIG, LOG = Path("/etc/kubelet/config.yaml"), Path("/out/kubelet.log")
 RESERVED = CpuSet([0, 1])
 SETTINGS: dict[str, object] = {
@@ -48,11 +48,11 @@ SIZE, FITTING, WAITING = 4, 7, 2
 """Aligned pods: NUMA node 0 has room for one, because CPUs are reserved there, the others for two each. Each
 node of the fleet has 7 free CPUs: a scheduler that counts CPUs would bind the waiting pods there."""
 SMALL = 2
-COME_S = 3 * LONG_S
+PODS_RUN_S = 3 * LONG_S
 """Many pods that start at once share the one CPU that emulates the machine."""
 
 
-class JoinedBed(Bed):
+class JoinedKubeletNode(KubeletNode):
     """kubelet joins the cluster."""
 
     def join(self) -> None:
@@ -75,7 +75,7 @@ class JoinedBed(Bed):
         return True
 
 
-class Cluster:
+class AdminClient:
     """A client of the API server in the role of an administrator."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Cluster:
         wait(what, holds, limit)
         return last[0]
 
-    def settled(self, app: str, running: int, waiting: int) -> list[Json]:
+    def wait_for_pods(self, app: str, running: int, waiting: int) -> list[Json]:
         """Wait until these numbers of pods run and have found no node; returns those that run."""
 
         def running_pods() -> list[Json]:
@@ -142,7 +142,7 @@ class Cluster:
             )
 
         ran: list[Json] = self.until(
-            f"{running} pods of {app} to run, {waiting} to wait", running_pods, COME_S
+            f"{running} pods of {app} to run, {waiting} to wait", running_pods, PODS_RUN_S
         )
         return ran
 
@@ -196,11 +196,11 @@ def agent(api: ApiClient) -> Iterator[subprocess.Popen[bytes]]:
     """Run the cluster agent with the configuration of the daemon, and the rights of its pod on this node."""
     values = yaml.safe_load(KUBECONFIG.read_text())
     values["users"][0]["user"]["token"] = bound_token(api, NODE)
-    AGENTS.write_text(yaml.safe_dump(values))
+    AGENT_KUBECONFIG.write_text(yaml.safe_dump(values))
     subprocess.run(["tar", "xf", "/in/agent.tar", "-C", "/opt"], check=True)
     (DIRECTORY / "cluster").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "proxy", "agent", "--config", str(DIRECTORY / "config.yaml")]
-    command += ["--node", NODE, "--kubeconfig", str(AGENTS)]
+    command += ["--node", NODE, "--kubeconfig", str(AGENT_KUBECONFIG)]
     with Path("/out/agent.log").open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
@@ -211,9 +211,9 @@ def agent(api: ApiClient) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def owns(bed: Bed, pod: Json, size: int) -> Place:
+def check_owner_cpus(node: KubeletNode, pod: Json, size: int) -> Place:
     """Check that a pod has CPUs of one NUMA node: in its file, in effect and for each task."""
-    place = bed.place(f"{name_of(pod)}/main")
+    place = node.place(f"{name_of(pod)}/main")
     assert len(place.cpus) == size, place
     assert place.mems == nodes_of(place.cpus), place
     assert len(place.mems) == 1, place
@@ -221,39 +221,39 @@ def owns(bed: Bed, pod: Json, size: int) -> Place:
     return place
 
 
-def check_aligned(bed: Bed, cluster: Cluster, pods: list[Json]) -> CpuSet:
+def check_aligned(node: KubeletNode, cluster: AdminClient, pods: list[Json]) -> CpuSet:
     """Each pod runs here on the CPUs of the annotation that the extender wrote; returns all of them."""
     taken = CpuSet()
     for pod in pods:
         assert pod["spec"]["nodeName"] == NODE, pod["spec"]
         reserved = CpuSet.parse(json.loads(pod["metadata"]["annotations"][STATUS])["cpuset"])
-        place = owns(bed, pod, SIZE)
+        place = check_owner_cpus(node, pod, SIZE)
         assert place.cpus == reserved, (reserved, place)
         assert place.cpus.isdisjoint(taken | RESERVED), (place, taken)
         taken |= place.cpus
         step(f"{name_of(pod)}: reserved {reserved}, in the kernel {place.cpus}")
-    expected = {uid(pod): bed.place(f"{name_of(pod)}/main").cpus for pod in pods}
+    expected = {uid(pod): node.place(f"{name_of(pod)}/main").cpus for pod in pods}
     cluster.until("the object to show them", lambda: expected.items() <= cluster.allocations().items())
     return taken
 
 
-def check_shared(bed: Bed, pods: list[Json], cpus: CpuSet) -> None:
+def check_shared(node: KubeletNode, pods: list[Json], cpus: CpuSet) -> None:
     """The pods that share run on these CPUs, and so do their tasks."""
     for pod in pods:
-        group = group_of(bed.ids()[f"{name_of(pod)}/main"])
+        group = group_of(node.ids()[f"{name_of(pod)}/main"])
         wait(f"{name_of(pod)} to run on {cpus}", lambda group=group: place_in(group).is_at(cpus, None))
     step(f"the {len(pods)} pods that share run on {cpus}")
 
 
-def no_rejection(bed: Bed) -> None:
-    assert not bed.daemon.status()["rejections"], bed.daemon.status()["rejections"]
+def check_no_rejection(node: KubeletNode) -> None:
+    assert not node.daemon.status()["rejections"], node.daemon.status()["rejections"]
 
 
-def aligned_pods(bed: Bed, cluster: Cluster, shared: list[Json]) -> CpuSet:
+def aligned_pods(node: KubeletNode, cluster: AdminClient, shared: list[Json]) -> CpuSet:
     cluster.deploy("aligned", str(SIZE), FITTING + WAITING, **{"koordinator.sh/qosClass": "LSR"})
-    ran = cluster.settled("aligned", FITTING, WAITING)
-    taken = check_aligned(bed, cluster, ran)
-    check_shared(bed, shared, ALL - taken)
+    ran = cluster.wait_for_pods("aligned", FITTING, WAITING)
+    taken = check_aligned(node, cluster, ran)
+    check_shared(node, shared, ALL - taken)
     refused = f"{len(CLUSTER['fleet'])} TopologyAffinityError"
 
     def reasons() -> list[str]:
@@ -263,70 +263,70 @@ def aligned_pods(bed: Bed, cluster: Cluster, shared: list[Json]) -> CpuSet:
     (reason, *_) = cluster.until(f"the other pods to be reported with {refused}", reasons)
     step(f"{FITTING} aligned pods run, {WAITING} wait: {reason}")
     cluster.api.delete(f"{PODS}/{name_of(ran[0])}")
-    ran = cluster.settled("aligned", FITTING, WAITING)
-    taken = check_aligned(bed, cluster, ran)
-    check_shared(bed, shared, ALL - taken)
-    no_rejection(bed)
+    ran = cluster.wait_for_pods("aligned", FITTING, WAITING)
+    taken = check_aligned(node, cluster, ran)
+    check_shared(node, shared, ALL - taken)
+    check_no_rejection(node)
     return taken
 
 
-def small_pods(bed: Bed, cluster: Cluster, shared: list[Json], taken: CpuSet) -> None:
+def small_pods(node: KubeletNode, cluster: AdminClient, shared: list[Json], taken: CpuSet) -> None:
     """Pods without a class, whose CPUs the node chooses: they fill what is left here and in the fleet."""
     # Each node of the fleet has one CPU left on NUMA node 0, and two on each of the others.
     others = 3 * len(CLUSTER["fleet"])
     cluster.deploy("small", str(SMALL), others + 2)
-    ran = cluster.settled("small", others + 1, 1)
+    ran = cluster.wait_for_pods("small", others + 1, 1)
     (own,) = here(ran)
-    place = owns(bed, own, SMALL)
+    place = check_owner_cpus(node, own, SMALL)
     assert place.cpus == ALL - RESERVED - taken, place
     cluster.until("the object to show it", lambda: cluster.allocations()[uid(own)] == place.cpus)
-    check_shared(bed, shared, RESERVED)
+    check_shared(node, shared, RESERVED)
     assert not cluster.free()
-    no_rejection(bed)
+    check_no_rejection(node)
     step(f"{others} small pods run in the fleet, and {name_of(own)} here on {place.cpus}")
 
 
 def main() -> None:
     version = subprocess.check_output(["/in/kubelet", "--version"], text=True).strip()
     step(f"{version}, CPUs {ALL}")
-    cluster = Cluster()
-    bed = JoinedBed(
+    cluster = AdminClient()
+    node = JoinedKubeletNode(
         sys.argv[1],
-        Daemon(**SETTINGS),
+        GuestDaemon(**SETTINGS),
         arguments=("--hostname-override", NODE, "--kubeconfig", str(KUBECONFIG)),
     )
-    bed.join()
+    node.join()
 
     def is_ready() -> bool:
         conditions = cluster.api.request("GET", f"/api/v1/nodes/{NODE}")["status"]["conditions"]
         return any((c["type"], c["status"]) == ("Ready", "True") for c in conditions)
 
-    cluster.until("the node to be ready", lambda: bed.is_running() and is_ready(), COME_S)
+    cluster.until("the node to be ready", lambda: node.is_running() and is_ready(), PODS_RUN_S)
     step("the node is ready")
     with agent(cluster.api):
-        cluster.until("the node's object", lambda: cluster.free() == ALL - RESERVED, COME_S)
+        cluster.until("the node's object", lambda: cluster.free() == ALL - RESERVED, PODS_RUN_S)
         cluster.until("the extender to know the node", node_is_known)
         step(f"the cluster knows the node: {cluster.free()} are free")
         cluster.deploy("shared", "0", 2, here=True)  # the owners request all allocatable CPUs
-        shared = cluster.settled("shared", 2, 0)
-        check_shared(bed, shared, ALL)
-        taken = aligned_pods(bed, cluster, shared)
-        small_pods(bed, cluster, shared, taken)
+        shared = cluster.wait_for_pods("shared", 2, 0)
+        check_shared(node, shared, ALL)
+        taken = aligned_pods(node, cluster, shared)
+        small_pods(node, cluster, shared, taken)
         for name in ("aligned", "small"):
             cluster.api.request(
                 "DELETE",
                 f"{DEPLOYMENTS}/{name}",
                 {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"},
             )
-        cluster.until("all CPUs to be free", lambda: cluster.free() == ALL - RESERVED, COME_S)
-        check_shared(bed, shared, ALL)
-    status = bed.daemon.status()
+        cluster.until("all CPUs to be free", lambda: cluster.free() == ALL - RESERVED, PODS_RUN_S)
+        check_shared(node, shared, ALL)
+    status = node.daemon.status()
     assert not status["violations"], status["violations"]
     problems = [each["what"] for each in status["problems"]]
     assert not any("Node object" in problem for problem in problems), problems
     step(f"problems: {'; '.join(problems) or 'none'}")
-    bed.stop_kubelet()
-    assert bed.daemon.stop() == 0
+    node.stop_kubelet()
+    assert node.daemon.stop() == 0
     step("the scenario ends well")
 
 

@@ -21,21 +21,32 @@ from typing import Any
 
 import grpc
 from cri import CREATED, EXITED, RUNNING, Cri
-from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, Daemon, as_seen, node_cpus, place_in, step, wait
-from vm_pools import BATCH, KINDS, SHARED, Node, frozen_runtime
+from vm_guest import (
+    ALL,
+    LONG_S,
+    RUNTIME,
+    SOCKET,
+    GuestDaemon,
+    node_cpus,
+    place_in,
+    seen_in_container,
+    step,
+    wait,
+)
+from vm_pools import BE_KINDS, KINDS, SHARED_KINDS, GuestNode, frozen_runtime
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.model.idset import CpuSet, Mask
 
-OTHERS = (*SHARED, *BATCH)
+OTHER_KINDS = (*SHARED_KINDS, *BE_KINDS)
 OWN = CpuSet(list(node_cpus(1))[:4])
 
 
-class Watch:
+class OverlapWatch:
     """A thread that checks continuously whether another container runs on an owner's CPUs."""
 
-    def __init__(self, node: Node) -> None:
-        self._groups = [node.group(name) for name in OTHERS]
+    def __init__(self, node: GuestNode) -> None:
+        self._groups = [node.group(name) for name in OTHER_KINDS]
         self._owner: Path | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -65,13 +76,13 @@ class Watch:
         self._thread.join()
 
 
-class World:
+class CrashScenario:
     """The daemon, its client, and a client of the runtime's own socket."""
 
     def __init__(self, driver: str) -> None:
-        self.daemon, self.node, self.direct = Daemon(), Node(driver), Cri(RUNTIME, "")
+        self.daemon, self.node, self.direct = GuestDaemon(), GuestNode(driver), Cri(RUNTIME, "")
 
-    def again(self) -> None:
+    def restart_daemon(self) -> None:
         """Restart the killed daemon, with a new client."""
         self.daemon.start()
         old, self.node.cri = self.node.cri, Cri(SOCKET, "")
@@ -79,7 +90,7 @@ class World:
         old.close()
         wait("the daemon to be ready", lambda: bool(self.daemon.status()["ready"]))
 
-    def killed_in(self, call: Callable[[], grpc.Future], when: Callable[[], object]) -> None:
+    def kill_during(self, call: Callable[[], grpc.Future], when: Callable[[], object]) -> None:
         """Send a call to a frozen runtime, kill the daemon at a moment, and start it again.
 
         Args:
@@ -93,13 +104,13 @@ class World:
             self.daemon.kill9()
         with suppress(grpc.RpcError):
             future.result()
-        self.again()
+        self.restart_daemon()
 
     def states(self, pod: str) -> dict[str, int]:
         """Containers of a pod at the runtime, by id."""
         return {c.id: c.state for c in self.direct.list() if c.pod_sandbox_id == pod}
 
-    def settle(self, pod: str, attempt: int) -> str:
+    def start_as_kubelet(self, pod: str, attempt: int) -> str:
         """Act like kubelet: use the existing container or create one, start it, and return its id."""
         node = self.node
         for container, state in self.states(pod).items():
@@ -114,25 +125,25 @@ class World:
         node.cri.start(container)
         return container
 
-    def owns(self, container: str) -> None:
+    def check_owner(self, container: str) -> None:
         """Check that a container has its CPUs exclusively: in kernel, container and status."""
         self.node.ids["lse"] = container
         self.node.check(("lse",), OWN, Mask([1]), limit=LONG_S)
-        self.node.check(OTHERS, ALL - OWN, limit=LONG_S)
-        assert as_seen(self.node.cri, container) == (OWN, Mask([1]))
+        self.node.check(OTHER_KINDS, ALL - OWN, limit=LONG_S)
+        assert seen_in_container(self.node.cri, container) == (OWN, Mask([1]))
         (row,) = self.daemon.status()["exclusive"]
         assert str(OWN) in str(row), row
 
-    def free(self) -> None:
+    def end_owner(self) -> None:
         """The owner ends, and all containers may use its CPUs."""
         self.node.cri.stop(self.node.ids.pop("lse"))
-        self.node.check(OTHERS, ALL, limit=LONG_S)
+        self.node.check(OTHER_KINDS, ALL, limit=LONG_S)
         assert self.daemon.status()["exclusive"] == []
 
 
-def create(world: World, pod: str) -> grpc.Future:
-    request = world.node.cri.create_request(pod, **KINDS["lse"].resources)
-    return world.node.cri.method("CreateContainer").future(request, timeout=LONG_S)
+def create(scenario: CrashScenario, pod: str) -> grpc.Future:
+    request = scenario.node.cri.create_request(pod, **KINDS["lse"].resources)
+    return scenario.node.cri.method("CreateContainer").future(request, timeout=LONG_S)
 
 
 def after(seconds: float) -> Callable[[], None]:
@@ -140,71 +151,72 @@ def after(seconds: float) -> Callable[[], None]:
     return lambda: time.sleep(seconds)
 
 
-def method(world: World, name: str, **fields: Any) -> grpc.Future:
-    return world.node.cri.method(name).future(getattr(pb, f"{name}Request")(**fields), timeout=LONG_S)
+def method(scenario: CrashScenario, name: str, **fields: Any) -> grpc.Future:
+    return scenario.node.cri.method(name).future(getattr(pb, f"{name}Request")(**fields), timeout=LONG_S)
 
 
-def in_a_create(world: World, watch: Watch) -> None:
+def in_a_create(scenario: CrashScenario, watch: OverlapWatch) -> None:
     """Killed at three times during a create; the runtime may create the container or not."""
     moments = {
         "at once": after(0.05),
         "a moment after": after(0.3),
-        "when others had left": lambda: world.node.check(OTHERS, ALL - OWN, limit=LONG_S),
+        "when others had left": lambda: scenario.node.check(OTHER_KINDS, ALL - OWN, limit=LONG_S),
     }
     for number, (moment, when) in enumerate(moments.items()):
-        pod = world.node.pod("lse", OWN, f"create{number}")
-        world.killed_in(lambda pod=pod: create(world, pod), when)
-        found = sorted(world.states(pod).values())
-        container = world.settle(pod, 1)
-        world.owns(container)
-        watch.owner(world.node.group("lse"))
+        pod = scenario.node.pod("lse", OWN, f"create{number}")
+        scenario.kill_during(lambda pod=pod: create(scenario, pod), when)
+        found = sorted(scenario.states(pod).values())
+        container = scenario.start_as_kubelet(pod, 1)
+        scenario.check_owner(container)
+        watch.owner(scenario.node.group("lse"))
         made = "it was made" if found else "nothing was made"
         step(f"killed in a create, {moment} ({made}): after a retry it owns {OWN}")
         watch.owner(None)
-        world.free()
+        scenario.end_owner()
 
 
-def around_a_start(world: World, watch: Watch) -> None:
+def around_a_start(scenario: CrashScenario, watch: OverlapWatch) -> None:
     """Killed between create and start, and while the start is under way."""
-    node = world.node
+    node = scenario.node
     pod = node.pod("lse", OWN, "between")
     container = node.cri.create(pod, timeout=LONG_S, **KINDS["lse"].resources)
-    world.daemon.kill9()
-    world.again()
-    node.check(OTHERS, ALL - OWN, limit=LONG_S)
+    scenario.daemon.kill9()
+    scenario.restart_daemon()
+    node.check(OTHER_KINDS, ALL - OWN, limit=LONG_S)
     node.cri.start(container)
-    world.owns(container)
+    scenario.check_owner(container)
     watch.owner(node.group("lse"))
     step("killed between create and start: started after that, owns its CPUs")
     watch.owner(None)
-    world.free()
+    scenario.end_owner()
 
     pod = node.pod("lse", OWN, "start")
     container = node.cri.create(pod, timeout=LONG_S, **KINDS["lse"].resources)
-    world.killed_in(lambda: method(world, "StartContainer", container_id=container), after(2))
-    found = world.states(pod)[container]  # a runtime may abandon a start whose client has disconnected
-    container = world.settle(pod, 1)
-    world.owns(container)
+    scenario.kill_during(lambda: method(scenario, "StartContainer", container_id=container), after(2))
+    found = scenario.states(pod)[container]  # a runtime may abandon a start whose client has disconnected
+    container = scenario.start_as_kubelet(pod, 1)
+    scenario.check_owner(container)
     watch.owner(node.group("lse"))
     came = {RUNNING: "was started", CREATED: "was not started", EXITED: "was abandoned"}[found]
     step(f"killed in a start (it {came}): after a retry the container runs and owns its CPUs")
 
 
-def in_an_update(world: World) -> None:
+def in_an_update(scenario: CrashScenario) -> None:
     """Killed while an update is under way, which names all CPUs."""
-    node, all_cpus = world.node, str(ALL)
+    node, all_cpus = scenario.node, str(ALL)
     before = node.snapshot()
     linux = {"cpuset_cpus": all_cpus, "cpu_shares": 512}
-    world.killed_in(
-        lambda: method(world, "UpdateContainerResources", container_id=node.ids["ls"], linux=linux), after(2)
+    scenario.kill_during(
+        lambda: method(scenario, "UpdateContainerResources", container_id=node.ids["ls"], linux=linux),
+        after(2),
     )
     took = wait("all to be as before", lambda: node.snapshot() == before)
     step(f"killed in an update that names all CPUs: all as before after {took:.1f} s")
 
 
-def containerd_ends(world: World, driver: str) -> None:
+def containerd_ends(scenario: CrashScenario, driver: str) -> None:
     """The runtime is killed: containers keep their CPUs; after its restart pods are placed as before."""
-    node = world.node
+    node = scenario.node
     before = node.snapshot()
     pids = subprocess.check_output(["pidof", "containerd"], text=True).split()
     subprocess.run(["kill", "-9", *pids], check=True)
@@ -225,51 +237,51 @@ def containerd_ends(world: World, driver: str) -> None:
     assert node.snapshot() == before
     node.run("lsr", CpuSet([max(ALL)]))
     node.check(("lsr",), CpuSet([max(ALL)]))
-    node.check(SHARED, ALL - OWN - CpuSet([max(ALL)]), limit=LONG_S)
+    node.check(SHARED_KINDS, ALL - OWN - CpuSet([max(ALL)]), limit=LONG_S)
     node.cri.stop(node.ids.pop("lsr"))
-    node.check(OTHERS, ALL - OWN, limit=LONG_S)
+    node.check(OTHER_KINDS, ALL - OWN, limit=LONG_S)
     step("a pod came and went on the new containerd")
 
 
-def in_a_stop(world: World) -> None:
+def in_a_stop(scenario: CrashScenario) -> None:
     """Killed while the owner is being stopped: its CPUs are released."""
-    container = world.node.ids.pop("lse")
-    world.killed_in(lambda: method(world, "StopContainer", container_id=container), after(2))
+    container = scenario.node.ids.pop("lse")
+    scenario.kill_during(lambda: method(scenario, "StopContainer", container_id=container), after(2))
 
     def ended() -> bool:
-        (state,) = [c.state for c in world.direct.list() if c.id == container]
+        (state,) = [c.state for c in scenario.direct.list() if c.id == container]
         if state != EXITED:
-            world.node.cri.stop(container)
+            scenario.node.cri.stop(container)
         return bool(state == EXITED)
 
     wait("the owner to end", ended)
-    world.node.check(OTHERS, ALL, limit=LONG_S)
+    scenario.node.check(OTHER_KINDS, ALL, limit=LONG_S)
     step("killed in a stop: the CPUs are released")
 
 
 def main() -> None:
-    world = World(sys.argv[1])
-    for kind in OTHERS:
-        world.node.run(kind)
-    world.node.check(OTHERS, ALL)
-    watch = Watch(world.node)
-    in_a_create(world, watch)
-    around_a_start(world, watch)
-    in_an_update(world)
-    containerd_ends(world, sys.argv[1])
+    scenario = CrashScenario(sys.argv[1])
+    for kind in OTHER_KINDS:
+        scenario.node.run(kind)
+    scenario.node.check(OTHER_KINDS, ALL)
+    watch = OverlapWatch(scenario.node)
+    in_a_create(scenario, watch)
+    around_a_start(scenario, watch)
+    in_an_update(scenario)
+    containerd_ends(scenario, sys.argv[1])
     if sys.argv[1] == "systemd":
-        before = world.node.snapshot()
+        before = scenario.node.snapshot()
         subprocess.run(["systemctl", "daemon-reload"], check=True)
-        took = wait("systemd's values to be repaired", lambda: world.node.snapshot() == before)
+        took = wait("systemd's values to be repaired", lambda: scenario.node.snapshot() == before)
         step(f"daemon-reload: all as before after {took:.1f} s")
     watch.end()
     assert not watch.overlaps, watch.overlaps
     step(f"in {watch.samples} samples {watch.overlaps or 'no container'} was seen on an owner's CPUs")
-    in_a_stop(world)
-    problems = [p for p in world.daemon.status()["problems"] if "runc before 1.1.6" not in str(p)]
+    in_a_stop(scenario)
+    problems = [p for p in scenario.daemon.status()["problems"] if "runc before 1.1.6" not in str(p)]
     assert not problems, problems
-    assert world.daemon.stop() == 0
-    world.node.check(OTHERS, ALL)
+    assert scenario.daemon.stop() == 0
+    scenario.node.check(OTHER_KINDS, ALL)
     step("all is given back")
 
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vm_guest import DIRECTORY, Daemon, group_of, page_of, step, wait
-from vm_topology import SETTINGS, TOPOLOGY, Node, nodes_of
+from vm_guest import DIRECTORY, GuestDaemon, group_of, page_of, step, wait
+from vm_topology import SETTINGS, TOPOLOGY, TopologyNode, nodes_of
 
 RESOURCE = "example.com/card"
 FACTS, PLUGIN, SOCKETS = DIRECTORY / "cluster", DIRECTORY / "plugin", DIRECTORY / "device-plugins"
 ADMIN = DIRECTORY / "admin.sock"
 DEVICES = {f"card{number}": number // 2 for number in range(8)}
 """The NUMA node of each device."""
-OURS = {
+TOPOPROXY_SETTINGS = {
     **SETTINGS,
     "topologyManagerPolicy": "single-numa-node",
     "clusterFacts": {"directory": str(FACTS)},
@@ -35,7 +35,7 @@ OURS = {
 
 
 @dataclass
-class Plugin:
+class GuestPluginProcess:
     """The plugin of ``file_plugin.py``."""
 
     process: subprocess.Popen[bytes] | None = None
@@ -57,7 +57,7 @@ class Plugin:
 
 
 @dataclass
-class Facts:
+class PodsFile:
     """The pods file that a cluster agent would write."""
 
     items: list[dict[str, Any]] = field(default_factory=list)
@@ -92,7 +92,7 @@ def healthy() -> int:
     return sum(int(each["allocatable"]) for each in page["resources"] if each["name"] == RESOURCE)
 
 
-def cards_of(node: Node, pod: str) -> set[str]:
+def cards_of(node: TopologyNode, pod: str) -> set[str]:
     """Return the devices in a container's environment."""
     procs, found = group_of(node.ids[f"{pod}/main"]) / "cgroup.procs", set[str]()
 
@@ -108,9 +108,9 @@ def cards_of(node: Node, pod: str) -> set[str]:
     return found
 
 
-def run(node: Node, facts: Facts, pod: str, cards: int = 2) -> None:
+def run(node: TopologyNode, pods_file: PodsFile, pod: str, cards: int = 2) -> None:
     """Run a pod, and check that its CPUs, memory and devices are on one NUMA node."""
-    facts.add(pod, 4, cards)
+    pods_file.add(pod, 4, cards)
     place = node.run(pod, "main", 4)
     given = cards_of(node, pod)
     homes = nodes_of(place.cpus)
@@ -127,23 +127,23 @@ def main() -> None:
     FACTS.mkdir(parents=True)
     (PLUGIN / "devices").mkdir(parents=True)
     (PLUGIN / "library").mkdir()
-    plugin, facts = Plugin(), Facts()
+    plugin, pods_file = GuestPluginProcess(), PodsFile()
     for name in DEVICES:
         plugin.device(name, "healthy")
-    node = Node(sys.argv[1], Daemon(**OURS))
+    node = TopologyNode(sys.argv[1], GuestDaemon(**TOPOPROXY_SETTINGS))
     plugin.start()
     wait("eight devices", lambda: healthy() == len(DEVICES))
     for pod in ("a", "b", "c", "d"):
-        run(node, facts, pod)
+        run(node, pods_file, pod)
     before = holders()
 
-    facts.add("late", 2, 2)
-    message = node.refused("late", 2)
+    pods_file.add("late", 2, 2)
+    message = node.check_refused("late", 2)
     assert message.startswith(TOPOLOGY) or "unavailable" in message, message
     assert holders() == before
     step(f"no devices are left: {message}")
 
-    node.restart(crash=True, **OURS)
+    node.restart(crash=True, **TOPOPROXY_SETTINGS)
     plugin.kill9()
     plugin.start()
     wait("eight devices again", lambda: healthy() == len(DEVICES))
@@ -156,14 +156,14 @@ def main() -> None:
     wait("free devices", lambda: all(not holders()[card] for card in freed))
     plugin.device(freed[0], "unhealthy")
     wait("an unhealthy device", lambda: healthy() == len(DEVICES) - 1)
-    facts.add("two", 4, 2)
-    step(f"one of two is unhealthy: {node.refused('two', 4)}")
-    run(node, facts, "one", 1)
+    pods_file.add("two", 4, 2)
+    step(f"one of two is unhealthy: {node.check_refused('two', 4)}")
+    run(node, pods_file, "one", 1)
     assert cards_of(node, "one") == {freed[1]}
     plugin.device(freed[0], "healthy")
     wait("eight devices at last", lambda: healthy() == len(DEVICES))
     node.remove("one", "two")
-    run(node, facts, "again")
+    run(node, pods_file, "again")
     assert cards_of(node, "again") == set(freed)
 
     node.remove(*node.pods)

@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from cri import Cri, is_v2
-from vm_guest import ALL, RUNTIME, Daemon, place_in, step, wait
-from vm_pools import Node
+from vm_guest import ALL, RUNTIME, GuestDaemon, place_in, step, wait
+from vm_pools import GuestNode
 
 from proxy.model.idset import CpuSet
 
 RUNC = Path("/run/containerd/runc/k8s.io")
 OWN = CpuSet.parse("8-11")
 REST = ALL - OWN
-PARTS = {"lse": OWN, "ls": REST, "be": REST}
+EXPECTED_CPUS = {"lse": OWN, "ls": REST, "be": REST}
 
 
-def drift(daemon: Daemon) -> Any:
+def drift(daemon: GuestDaemon) -> Any:
     return daemon.status()["drift"]
 
 
-def repaired(daemon: Daemon) -> int:
+def repaired(daemon: GuestDaemon) -> int:
     return int(daemon.status()["counters"].get("drift_repaired", 0))
 
 
@@ -38,8 +38,8 @@ def write_cpus(directory: Path, cpus: CpuSet) -> None:
     (directory / "cpuset.cpus").write_text(str(cpus))
 
 
-def direct_writes(daemon: Daemon, node: Node) -> None:
-    for times, (name, cpus) in enumerate(PARTS.items(), 1):
+def direct_writes(daemon: GuestDaemon, node: GuestNode) -> None:
+    for times, (name, cpus) in enumerate(EXPECTED_CPUS.items(), 1):
         directory = node.group(name)
         write_cpus(directory, ALL)
         begun = time.monotonic()
@@ -49,7 +49,7 @@ def direct_writes(daemon: Daemon, node: Node) -> None:
         wait("the repair to be counted", lambda times=times: repaired(daemon) == times)
 
 
-def writes_above(daemon: Daemon, node: Node) -> None:
+def writes_above(daemon: GuestDaemon, node: GuestNode) -> None:
     """The pod's cgroup is narrowed: the container's file is unchanged, but its cpuset is not in effect."""
     directory, before = node.group("ls"), repaired(daemon)
     write_cpus(directory.parent, CpuSet([0]))
@@ -58,7 +58,7 @@ def writes_above(daemon: Daemon, node: Node) -> None:
     step(f"a write to the pod's group is repaired after {took:.1f} s")
 
 
-def bypass_the_daemon(daemon: Daemon, node: Node) -> None:
+def bypass_the_daemon(daemon: GuestDaemon, node: GuestNode) -> None:
     """Updates by runc, and at the runtime's own socket; the runtime saves the update."""
     container, before = node.ids["ls"], repaired(daemon)
     runc = ["runc", "--root", str(RUNC), "update", "--cpuset-cpus", str(ALL), container]
@@ -80,28 +80,28 @@ def bypass_the_daemon(daemon: Daemon, node: Node) -> None:
     step(f"the saved spec has the cpuset, too; writers so far: {drift(daemon)['by']}")
 
 
-def reload(daemon: Daemon, node: Node) -> None:
+def reload(daemon: GuestDaemon, node: GuestNode) -> None:
     """Check that all cpusets are correct after a daemon-reload."""
     subprocess.run(["systemctl", "daemon-reload"], check=True)
     time.sleep(5)
-    for name, cpus in PARTS.items():
+    for name, cpus in EXPECTED_CPUS.items():
         node.check((name,), cpus, limit=60)
     step(f"after a daemon-reload all cpusets are correct; writers so far: {drift(daemon)['by']}")
 
 
-def write_conflict(daemon: Daemon, node: Node) -> None:
+def write_conflict(daemon: GuestDaemon, node: GuestNode) -> None:
     directory, before = node.group("be"), repaired(daemon)
     loop = f"while sleep 0.1; do echo {ALL} > {directory}/cpuset.cpus; done"
 
-    def wars() -> list[Any]:
+    def write_conflicts() -> list[Any]:
         """Return the write conflicts of this container; earlier writes may have caused others."""
         return [row for row in drift(daemon)["wars"] if row["id"] == node.ids["be"]]
 
     with subprocess.Popen(["sh", "-c", loop]) as writer:
         try:
-            wait("the write conflict", lambda: bool(wars()))
+            wait("the write conflict", lambda: bool(write_conflicts()))
             time.sleep(10)
-            times, (found,) = repaired(daemon) - before, wars()
+            times, (found,) = repaired(daemon) - before, write_conflicts()
         finally:
             writer.kill()
     assert found["cpus"] == str(REST), found
@@ -112,11 +112,11 @@ def write_conflict(daemon: Daemon, node: Node) -> None:
 
 def main() -> None:
     assert RUNTIME.exists()
-    daemon, node = Daemon(reconcilePeriod="1h"), Node(sys.argv[1])
-    for name, cpus in PARTS.items():
+    daemon, node = GuestDaemon(reconcilePeriod="1h"), GuestNode(sys.argv[1])
+    for name, cpus in EXPECTED_CPUS.items():
         node.run(name, cpus if name == "lse" else None)
-    wait("all to be watched", lambda: drift(daemon)["watched"] == len(PARTS))
-    for name, cpus in PARTS.items():
+    wait("all to be watched", lambda: drift(daemon)["watched"] == len(EXPECTED_CPUS))
+    for name, cpus in EXPECTED_CPUS.items():
         node.check((name,), cpus, limit=60)
     time.sleep(5)  # until the runtime is updated
     assert repaired(daemon) == 0, daemon.status()["counters"]

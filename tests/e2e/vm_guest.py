@@ -31,7 +31,7 @@ RUNTIME = Path(os.environ.get("TOPOPROXY_RUNTIME") or "/run/containerd/container
 DIRECTORY = Path("/run/topoproxy")
 SOCKET = DIRECTORY / "cri.sock"
 NODES = Path("/sys/devices/system/node")
-PERIOD_S = 5
+RECONCILE_PERIOD_S = 5
 LONG_S = 600.0
 """Only a failure takes this long; under emulation on a slow host seconds become minutes."""
 PAUSE_S = 0.2
@@ -141,7 +141,7 @@ def place_in(directory: Path) -> Place:
     )
 
 
-def as_seen(cri: Cri, container: str) -> tuple[CpuSet, Mask]:
+def seen_in_container(cri: Cri, container: str) -> tuple[CpuSet, Mask]:
     """Return the CPUs and memory nodes that a program in the container reads from ``/proc/self``, by exec."""
     fetch: grpc.UnaryUnaryMultiCallable[bytes, bytes] = cri.channel.unary_unary(
         "/runtime.v1.RuntimeService/ExecSync"
@@ -156,7 +156,7 @@ def as_seen(cri: Cri, container: str) -> tuple[CpuSet, Mask]:
     return CpuSet.parse(lines["Cpus_allowed_list"].strip()), Mask.parse(lines["Mems_allowed_list"].strip())
 
 
-class Daemon:
+class GuestDaemon:
     """``topoproxy serve`` in front of containerd."""
 
     def __init__(self, **settings: object) -> None:
@@ -170,7 +170,7 @@ class Daemon:
             "apiVersion": "topoproxy/v1",
             "kind": "TopoproxyConfiguration",
             "cpuManagerPolicy": "static",
-            "reconcilePeriod": f"{PERIOD_S}s",
+            "reconcilePeriod": f"{RECONCILE_PERIOD_S}s",
             "callTimeout": "60s",
             "admission": {"sharedFloor": 0, "sharedFloorPerNUMANode": 0},  # owners fill whole NUMA nodes here
             "listen": f"unix://{SOCKET}",

@@ -31,7 +31,7 @@ from vm_guest import (
     LONG_S,
     RUNTIME,
     SOCKET,
-    Daemon,
+    GuestDaemon,
     Place,
     group_of,
     node_cpus,
@@ -121,11 +121,11 @@ def nodes_of(cpus: CpuSet) -> Mask:
 
 
 @dataclass
-class Bed:
+class KubeletNode:
     """The daemon and kubelet, and queries of both and of the runtime."""
 
     driver: str
-    daemon: Daemon
+    daemon: GuestDaemon
     direct: Cri = field(default_factory=lambda: Cri(RUNTIME, ""))
     process: subprocess.Popen[bytes] | None = None
     arguments: tuple[str, ...] = ("--hostname-override", "bed")
@@ -223,47 +223,47 @@ class Bed:
         return {fact["source"] for record in self.records(subject) for fact in record["facts"]}
 
 
-def first_pods(bed: Bed) -> None:
+def first_pods(node: KubeletNode) -> None:
     """An init container leaves its CPUs to the app; a sidecar with part of a CPU shares."""
     init = container("prepare", "4", "64Mi", "sleep", "3")
-    bed.add("init", container("main", "4", "64Mi"), first=(init,))
+    node.add("init", container("main", "4", "64Mi"), first=(init,))
     sidecar = container("side", "250m", restartPolicy="Always")
-    main = bed.place("init/main")
-    bed.add("side", container("main", "2"), first=(sidecar,))
+    main = node.place("init/main")
+    node.add("side", container("main", "2"), first=(sidecar,))
     assert (len(main.cpus), main.mems) == (4, nodes_of(main.cpus)), main
     assert len(nodes_of(main.cpus)) == 1, main
-    by_name = {r["container"]: r for r in bed.records("default/init-bed")}
+    by_name = {r["container"]: r for r in node.records("default/init-bed")}
     assert set(by_name) == {"", "prepare", "main"}, by_name
     assert by_name["prepare"]["cpus"] == by_name["main"]["cpus"] == str(main.cpus), by_name
     step(f"init: prepare had {by_name['prepare']['cpus']}, main has {main.cpus}, memory of {main.mems}")
-    print(bed.daemon.explain("default/init-bed"), flush=True)
+    print(node.daemon.explain("default/init-bed"), flush=True)
 
-    owner, sharer = bed.place("side/main"), bed.place("side/side")
+    owner, sharer = node.place("side/main"), node.place("side/side")
     assert (len(owner.cpus), owner.mems) == (2, nodes_of(owner.cpus)), owner
     assert owner.cpus.isdisjoint(sharer.cpus | main.cpus), (owner, sharer)
     assert sharer.cpus == ALL - main.cpus - owner.cpus, sharer
     assert sharer.mems == owner.mems, (sharer, owner)
     step(f"side: main {owner.cpus}, memory of {owner.mems}; side {sharer.cpus}, memory of {sharer.mems}")
-    sources = bed.sources("default/init-bed") | bed.sources("default/side-bed")
+    sources = node.sources("default/init-bed") | node.sources("default/side-bed")
     assert any("kubelet" in source for source in sources), sources
     step(f"facts came from: {'; '.join(sorted(sources))}")
 
 
-def a_refused_pod(bed: Bed) -> None:
+def a_refused_pod(node: KubeletNode) -> None:
     """A rejected pod waits at kubelet, and runs once CPUs are free."""
-    bed.add("big", container("c0", "8", "300Mi"), container("c1", "6", "300Mi"))
-    places = [bed.place("big/c0"), bed.place("big/c1")]
+    node.add("big", container("c0", "8", "300Mi"), container("c1", "6", "300Mi"))
+    places = [node.place("big/c0"), node.place("big/c1")]
     homes = nodes_of(places[0].cpus | places[1].cpus)
     assert len(homes) == 2, places
     step(f"big: {places[0].cpus} and {places[1].cpus}, memory of {places[0].mems} and {places[1].mems}")
-    bed.add("six", container("main", "6"))
-    six = bed.place("six/main")
+    node.add("six", container("main", "6"))
+    six = node.place("six/main")
     assert len(nodes_of(six.cpus)) == 1, six
-    bed.add("wide", container("main", "3"))
+    node.add("wide", container("main", "3"))
     log = Path("/out/kubelet.log")
     reason = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
     wait("kubelet to log the rejection", lambda: reason in log.read_text(), LONG_S)
-    status = bed.pods()["wide"]["status"]
+    status = node.pods()["wide"]["status"]
     (line, *_) = [line for line in log.read_text().splitlines() if reason in line]
     step(f"kubelet's log: {line[:600]}")
     step(f"kubelet reports: phase {status['phase']}, {json.dumps(status.get('containerStatuses'))}")
@@ -271,40 +271,40 @@ def a_refused_pod(bed: Bed) -> None:
         f"conditions: {[(c['type'], c['status'], c.get('reason', '')) for c in status.get('conditions', [])]}"
     )
     assert status["phase"] == "Pending", status
-    assert "wide/main" not in bed.ids()
-    sandboxes = [pod.metadata.name for pod in bed.direct.list_pods()]
+    assert "wide/main" not in node.ids()
+    sandboxes = [pod.metadata.name for pod in node.direct.list_pods()]
     assert "wide-bed" not in sandboxes, "a rejected sandbox does not reach the runtime"
-    print(bed.daemon.explain("default/wide-bed"), flush=True)
+    print(node.daemon.explain("default/wide-bed"), flush=True)
     (MANIFESTS / "six.yaml").unlink()
-    place = bed.place("wide/main", 2 * LONG_S)
+    place = node.place("wide/main", 2 * LONG_S)
     assert len(nodes_of(place.cpus)) == 1, place
     refusals = log.read_text().count('"RunPodSandbox from runtime service failed"')
     step(f"with free CPUs the pod runs after {refusals} rejections: {place.cpus}, memory of {place.mems}")
 
 
-def restarts(bed: Bed) -> None:
+def restarts(node: KubeletNode) -> None:
     """A killed container is created again in its sandbox; daemon and kubelet are killed and restarted."""
-    before, old = bed.place("init/main"), bed.ids()["init/main"]
+    before, old = node.place("init/main"), node.ids()["init/main"]
     pid = int((group_of(old) / "cgroup.procs").read_text().split()[0])
     os.kill(pid, 9)
-    wait("a new attempt", lambda: bed.ids().get("init/main", old) != old, LONG_S)
-    after = bed.place("init/main")
+    wait("a new attempt", lambda: node.ids().get("init/main", old) != old, LONG_S)
+    after = node.place("init/main")
     assert (after.cpus, after.mems) == (before.cpus, before.mems), (before, after)
     step(f"init/main was killed; its next attempt has {after.cpus}, memory of {after.mems} as before")
-    everyone = bed.snapshot()
-    bed.daemon.kill9()
+    everyone = node.snapshot()
+    node.daemon.kill9()
     time.sleep(3)  # nothing must happen, which no event shows
-    assert bed.snapshot() == everyone
-    bed.daemon.start()
-    wait("the daemon to be ready", lambda: bool(bed.daemon.status()["ready"]))
-    bed.stop_kubelet()
-    bed.start_kubelet()
+    assert node.snapshot() == everyone
+    node.daemon.start()
+    wait("the daemon to be ready", lambda: bool(node.daemon.status()["ready"]))
+    node.stop_kubelet()
+    node.start_kubelet()
     time.sleep(15)  # more than kubelet's sync period of 10 s
-    assert bed.snapshot() == everyone
+    assert node.snapshot() == everyone
     step("the daemon was killed and kubelet restarted: the same containers in the same places")
 
 
-def other_sources(bed: Bed) -> None:
+def other_sources(node: KubeletNode) -> None:
     """The read-only port, the pods API, and TLS with the certificate that kubelet makes itself."""
     with Path("/etc/hosts").open("a") as hosts:
         hosts.write("127.0.0.1 bed\n")
@@ -315,16 +315,16 @@ def other_sources(bed: Bed) -> None:
         ("own", BY_LIST, own),
     ):
         if name == "own":
-            bed.stop_kubelet()
-            bed.start_kubelet(signed=False)
-            took = wait("kubelet to answer over TLS", lambda: answers_over_tls(bed, own), LONG_S)
+            node.stop_kubelet()
+            node.start_kubelet(signed=False)
+            took = wait("kubelet to answer over TLS", lambda: answers_over_tls(node, own), LONG_S)
             step(f"kubelet answers with its own certificate after {took:.1f} s")
-        bed.daemon.stop()
-        configure(bed.daemon, settings)
-        bed.daemon.start()
-        bed.add(name, container("main", "1"))
-        place = bed.place(f"{name}/main")
-        reported = bed.sources(f"default/{name}-bed")
+        node.daemon.stop()
+        configure(node.daemon, settings)
+        node.daemon.start()
+        node.add(name, container("main", "1"))
+        place = node.place(f"{name}/main")
+        reported = node.sources(f"default/{name}-bed")
         assert source in reported, reported
         step(f"{name}: {place.cpus}, known from {'; '.join(sorted(reported))}")
 
@@ -334,15 +334,15 @@ def report(message: str, **context: object) -> None:
     print(message, context, flush=True)
 
 
-def answers_over_tls(bed: Bed, settings: Mapping[str, str]) -> bool:
+def answers_over_tls(node: KubeletNode, settings: Mapping[str, str]) -> bool:
     """Whether kubelet answers within the daemon's time limit; after its start it is busy with its pods."""
     files = (settings[key] for key in ("caFile", "certFile", "keyFile"))
     client = KubeletClient(KubeletSettings(settings["pods"], "", "", "", *files, timeout=5.0), report)
-    pod = bed.pods()["init"]["metadata"]
+    pod = node.pods()["init"]["metadata"]
     return client.pod_requests(pod["uid"], "default", pod["name"]) is not None
 
 
-def configure(daemon: Daemon, kubelet: Mapping[str, object]) -> None:
+def configure(daemon: GuestDaemon, kubelet: Mapping[str, object]) -> None:
     more = {"podResources": f"unix://{POD_RESOURCES}", "timeout": "5s"} if kubelet else {}
     daemon.configure(**SETTINGS, kubelet={**kubelet, **more})
 
@@ -357,9 +357,9 @@ def median_ms(what: Callable[[], object]) -> str:
     return f"{statistics.median(times):.1f} ms ({min(times):.1f} to {max(times):.1f})"
 
 
-def timings(bed: Bed) -> None:
+def timings(node: KubeletNode) -> None:
     """Measure a query of kubelet, and a refused sandbox (no runtime delays it) with a query and without."""
-    pod = bed.pods()["init"]["metadata"]
+    pod = node.pods()["init"]["metadata"]
     tls = KubeletSettings(SECURE, "", "", "", TLS["caFile"], TLS["certFile"], TLS["keyFile"], timeout=60.0)
     queries = {
         "the list over TLS": tls,
@@ -385,10 +385,10 @@ def timings(bed: Bed) -> None:
         ("the list over TLS", TLS),
         ("the pods API", {"podsApi": f"unix://{PODS_API}"}),
     ):
-        bed.daemon.stop()
-        configure(bed.daemon, kubelet)
-        bed.daemon.start()
-        wait("the daemon to be ready", lambda: bool(bed.daemon.status()["ready"]))
+        node.daemon.stop()
+        configure(node.daemon, kubelet)
+        node.daemon.start()
+        wait("the daemon to be ready", lambda: bool(node.daemon.status()["ready"]))
         with Cri(SOCKET, "") as client_:
             names = iter(f"t{i}" for i in range(ROUNDS + 1))
 
@@ -404,15 +404,15 @@ def main() -> None:
     version = subprocess.check_output(["/in/kubelet", "--version"], text=True).strip()
     step(f"{version}, CPUs {ALL}, nodes {' '.join(str(node_cpus(n)) for n in range(4))}")
     kubelet = {**TLS, "podResources": f"unix://{POD_RESOURCES}", "timeout": "5s"}
-    bed = Bed(sys.argv[1], Daemon(**SETTINGS, kubelet=kubelet))
-    bed.start_kubelet()
-    first_pods(bed)
-    a_refused_pod(bed)
-    restarts(bed)
-    timings(bed)
-    other_sources(bed)
-    bed.stop_kubelet()
-    assert bed.daemon.stop() == 0
+    node = KubeletNode(sys.argv[1], GuestDaemon(**SETTINGS, kubelet=kubelet))
+    node.start_kubelet()
+    first_pods(node)
+    a_refused_pod(node)
+    restarts(node)
+    timings(node)
+    other_sources(node)
+    node.stop_kubelet()
+    assert node.daemon.stop() == 0
     step("the scenario ends well")
 
 

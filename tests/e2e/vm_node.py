@@ -26,7 +26,7 @@ import grpc
 import yaml
 from cri import Cri
 from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, page_of, save_journals, step, wait
-from vm_kubelet import MANIFESTS, ROOT, Bed, container, kubelet_settings
+from vm_kubelet import MANIFESTS, ROOT, KubeletNode, container, kubelet_settings
 
 sys.path.insert(0, "/in/chart")
 
@@ -44,7 +44,7 @@ ExecStart=
 ExecStart=/in/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS
 """
 SETTINGS = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0", "callTimeout": "60s"}
-SLOW = "[Service]\nTimeoutStartSec=300\nWatchdogSec=300\nTimeoutStopSec=300\n"
+LONG_TIME_LIMITS = "[Service]\nTimeoutStartSec=300\nWatchdogSec=300\nTimeoutStopSec=300\n"
 """Under emulation everything takes 25 times as long."""
 LISTING = (
     "find /etc /usr /var/lib/kubelet/*.yaml /var/lib/kubelet/*.env -xdev -name __pycache__ -prune -o"
@@ -66,13 +66,13 @@ def shell(command: str, *, check: bool = True) -> str:
     return done.stdout + done.stderr
 
 
-def files() -> list[str]:
+def list_files() -> list[str]:
     """List the node's files with mode, owner, time and, if it matters, hash."""
     done = subprocess.run(["bash", "-c", LISTING], capture_output=True, text=True, check=False)
     return [line for line in done.stdout.splitlines() if not line.startswith(("/etc/.pwd.lock", "/etc/mtab"))]
 
 
-def no_trace(before: list[str], after: list[str], when: str) -> None:
+def check_files_unchanged(before: list[str], after: list[str], when: str) -> None:
     lost, left = sorted(set(before) - set(after)), sorted(set(after) - set(before))
     assert not lost, f"{when}: {lost[:20]}"
     assert not left, f"{when}: {left[:20]}"
@@ -90,7 +90,7 @@ def _block(text: str) -> list[str]:
     return [line.strip() for line in takewhile(lambda line: line.startswith("    "), lines)]
 
 
-def join(driver: str) -> Bed:
+def make_node(driver: str) -> KubeletNode:
     """Make the node, as kubeadm leaves it, and wait for pods."""
     (UNITS / "kubelet.service.d").mkdir(parents=True)
     (UNITS / "kubelet.service").write_text(
@@ -108,17 +108,17 @@ def join(driver: str) -> Bed:
     (ROOT / "instance-config.yaml").write_text(f'containerRuntimeEndpoint: "{ENDPOINT}"\n')
     (ROOT / "kubeadm-flags.env").write_text('KUBELET_KUBEADM_ARGS="--hostname-override=bed --v=2"\n')
     shell("systemctl daemon-reload && systemctl enable --now kubelet")
-    bed = Bed(driver, cast("Any", None))
-    wait("kubelet to answer", lambda: answers(bed), LONG_S)
+    node = KubeletNode(driver, cast("Any", None))
+    wait("kubelet to answer", lambda: answers(node), LONG_S)
     for name, cpu in (("own", "2"), ("part", "250m")):
-        bed.add(name, container("main", cpu))
-    wait("both pods to run", lambda: set(bed.ids()) == {"own/main", "part/main"}, 2 * LONG_S)
-    return bed
+        node.add(name, container("main", cpu))
+    wait("both pods to run", lambda: set(node.ids()) == {"own/main", "part/main"}, 2 * LONG_S)
+    return node
 
 
-def answers(bed: Bed) -> bool:
+def answers(node: KubeletNode) -> bool:
     try:
-        return bed.pods() is not None
+        return node.pods() is not None
     except OSError:
         return False
 
@@ -143,11 +143,11 @@ def configure() -> None:
     Path("/etc/topoproxy/config.yaml").write_text(yaml.safe_dump(SETTINGS))
     drop_in = Path("/etc/systemd/system/topoproxy.service.d")
     drop_in.mkdir(parents=True)
-    (drop_in / "90-slow.conf").write_text(SLOW)
+    (drop_in / "90-slow.conf").write_text(LONG_TIME_LIMITS)
     subprocess.run(["systemctl", "daemon-reload"], check=True)
 
 
-class Calls:
+class CallStream:
     """A thread that makes kubelet's calls, one after the other, within the block."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class Calls:
                 self.made, self.longest = self.made + 1, max(self.longest, time.monotonic() - begin)
                 self._end.wait(0.2)
 
-    def __enter__(self) -> Calls:
+    def __enter__(self) -> CallStream:
         self._thread.start()
         return self
 
@@ -175,18 +175,18 @@ class Calls:
         self._thread.join()
 
 
-def upgrade(bed: Bed, directory: str, expected: str) -> None:
+def upgrade(node: KubeletNode, directory: str, expected: str) -> None:
     """Install another version during a stream of calls."""
-    ids, former = bed.ids(), main_process()
+    ids, former = node.ids(), main_process()
     owner = [row["cpus"] for row in status()["exclusive"]]
-    with Calls() as calls:
+    with CallStream() as calls:
         shell(f"dpkg --force-downgrade --install /in/{directory}/*.deb")
         wait("the other version", lambda: main_process() not in (0, former))
         wait("the daemon to be ready", lambda: bool(status()["ready"]))
     assert version() == expected
     assert calls.failed == []
     assert calls.made > 3
-    assert bed.ids() == ids
+    assert node.ids() == ids
     assert [row["cpus"] for row in status()["exclusive"]] == owner
     restarts = ["systemctl", "show", "--value", "-p", "NRestarts", "topoproxy.service"]
     assert subprocess.check_output(restarts, text=True).strip() == "0"
@@ -195,17 +195,17 @@ def upgrade(bed: Bed, directory: str, expected: str) -> None:
     step(f"{expected} runs: {calls.made} calls, none failed, the longest took {calls.longest:.1f} s")
 
 
-def attached_node(bed: Bed) -> None:
+def check_attached_node(node: KubeletNode) -> None:
     """Check an attached node: kubelet's calls arrive, and an owner has its CPUs exclusively."""
     page = status()
     assert page["calls"]["clients"], page["calls"]
-    bed.add("late", container("main", "1"))
-    late = bed.place("late/main", 2 * LONG_S)
+    node.add("late", container("main", "1"))
+    late = node.place("late/main", 2 * LONG_S)
     assert len(late.cpus) == 1, late
-    wait("other containers to leave", lambda: bed.place("part/main").cpus.isdisjoint(late.cpus))
+    wait("other containers to leave", lambda: node.place("part/main").cpus.isdisjoint(late.cpus))
 
 
-def wrong_attach(before: list[str]) -> None:
+def attach_to_wrong_runtime(before: list[str]) -> None:
     """An attach with another runtime than kubelet's fails, and is undone completely."""
     config = Path("/etc/topoproxy/config.yaml")
     right = config.read_text()
@@ -214,40 +214,40 @@ def wrong_attach(before: list[str]) -> None:
     assert "all changes were rolled back" in output
     assert "set runtime in topoproxy's configuration" in output
     assert not Path("/var/lib/topoproxy/attach").exists()
-    assert [line for line in files() if "/var/lib/kubelet" in line] == [
+    assert [line for line in list_files() if "/var/lib/kubelet" in line] == [
         line for line in before if "/var/lib/kubelet" in line
     ]
     config.write_text(right)
 
 
-def by_hand(bed: Bed, before: list[str]) -> None:
+def by_hand(node: KubeletNode, before: list[str]) -> None:
     install, attach, look = readme_commands()
     os.chdir("/in/old")
     shell(install)
     configure()
-    wrong_attach(before)
+    attach_to_wrong_runtime(before)
     shell(attach)
     shell(look)
     old = version()
-    attached_node(bed)
-    upgrade(bed, "new", "99.0.0")
-    upgrade(bed, "old", old)
-    ids, former = bed.ids(), main_process()
+    check_attached_node(node)
+    upgrade(node, "new", "99.0.0")
+    upgrade(node, "old", old)
+    ids, former = node.ids(), main_process()
     subprocess.run(["systemctl", "kill", "-s", "KILL", "--kill-whom=main", "topoproxy"], check=True)
     wait("systemd to restart the daemon", lambda: main_process() not in (0, former))
     shell(look)
-    assert bed.ids() == ids
+    assert node.ids() == ids
     step("killed: the same containers in the same places")
     assert "cannot be removed while kubelet is attached" in shell("dpkg --purge topoproxy", check=False)
     shell("topoproxy detach --yes --timeout 300")
-    wait("kubelet to answer", lambda: answers(bed), LONG_S)
+    wait("kubelet to answer", lambda: answers(node), LONG_S)
     shell("dpkg --purge topoproxy")
-    assert bed.ids() == ids
+    assert node.ids() == ids
     (MANIFESTS / "late.yaml").unlink()
-    no_trace(before, files(), "after detach and purge")
+    check_files_unchanged(before, list_files(), "after detach and purge")
 
 
-def by_chart(bed: Bed, before: list[str]) -> None:
+def by_chart(node: KubeletNode, before: list[str]) -> None:
     """Run the installer of the chart, without its container and at an imitated API server."""
     leases = Leases()
     threading.Thread(target=leases.server.serve_forever, daemon=True).start()
@@ -274,17 +274,17 @@ def by_chart(bed: Bed, before: list[str]) -> None:
         if state == "attached":
             assert status()["ready"] is True
             assert status()["calls"]["clients"]
-    wait("kubelet to answer", lambda: answers(bed), LONG_S)
+    wait("kubelet to answer", lambda: answers(node), LONG_S)
     leases.server.shutdown()
-    no_trace(before, files(), "after the installer of the chart")
+    check_files_unchanged(before, list_files(), "after the installer of the chart")
 
 
 def main() -> None:
     step(f"CPUs {ALL}")
-    bed = join(sys.argv[2])
-    before = files()
+    node = make_node(sys.argv[2])
+    before = list_files()
     assert len(before) > 1000
-    {"hand": by_hand, "chart": by_chart}[sys.argv[1]](bed, before)
+    {"hand": by_hand, "chart": by_chart}[sys.argv[1]](node, before)
     step("the scenario ends well")
 
 

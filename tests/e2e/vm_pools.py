@@ -24,10 +24,10 @@ from vm_guest import (
     ALL,
     LONG_S,
     NODES,
-    PERIOD_S,
+    RECONCILE_PERIOD_S,
     RUNTIME,
     SOCKET,
-    Daemon,
+    GuestDaemon,
     Place,
     core_of,
     group_of,
@@ -42,7 +42,7 @@ from proxy.model.idset import CpuSet, Mask
 
 
 @dataclass(frozen=True)
-class Kind:
+class GuestPodKind:
     """Koordinator's label, kubelet's cgroup parent, and the CPU request and limit in milli-CPUs."""
 
     label: str
@@ -57,21 +57,21 @@ class Kind:
 
 
 KINDS = {
-    "lse": Kind("LSE", "", 4000, 4000),
-    "lsr": Kind("LSR", "", 2000, 2000),
-    "whole": Kind("", "", 4000, 4000),
-    "ls": Kind("LS", "burstable", 500, 800),
-    "part": Kind("", "", 500, 500),
-    "burstable": Kind("", "burstable", 1000, 2000),
-    "system": Kind("SYSTEM", "burstable", 200, 500),
-    "be": Kind("BE", "besteffort", 0, 0),
-    "besteffort": Kind("", "besteffort", 0, 0),
+    "lse": GuestPodKind("LSE", "", 4000, 4000),
+    "lsr": GuestPodKind("LSR", "", 2000, 2000),
+    "whole": GuestPodKind("", "", 4000, 4000),
+    "ls": GuestPodKind("LS", "burstable", 500, 800),
+    "part": GuestPodKind("", "", 500, 500),
+    "burstable": GuestPodKind("", "burstable", 1000, 2000),
+    "system": GuestPodKind("SYSTEM", "burstable", 200, 500),
+    "be": GuestPodKind("BE", "besteffort", 0, 0),
+    "besteffort": GuestPodKind("", "besteffort", 0, 0),
 }
-SHARED, BATCH = ("ls", "part", "burstable"), ("be", "besteffort")
+SHARED_KINDS, BE_KINDS = ("ls", "part", "burstable"), ("be", "besteffort")
 
 
 @dataclass
-class Node:
+class GuestNode:
     """A client of the daemon in the role of kubelet.
 
     Attributes:
@@ -129,13 +129,13 @@ class Node:
                     found[name] = place_in(other).effective
         return found
 
-    def check_sandboxes(self, shared: CpuSet, batch: CpuSet, limit: float = 0) -> None:
+    def check_sandboxes(self, shared: CpuSet, be: CpuSet, limit: float = 0) -> None:
         """Check that sandboxes are within the pools of their pods; those of owners within the shared pool."""
 
         def kept() -> bool:
             found = self.sandboxes()
             assert found.keys() == self.ids.keys()
-            return all(cpus <= (batch if name in BATCH else shared) for name, cpus in found.items())
+            return all(cpus <= (be if name in BE_KINDS else shared) for name, cpus in found.items())
 
         with suppress(AssertionError):
             wait("sandboxes", kept, limit)
@@ -156,7 +156,7 @@ def frozen_runtime() -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def owners_on_nodes(node: Node) -> None:
+def owners_on_nodes(node: GuestNode) -> None:
     """LSE on a far node, LSR, and whole CPUs that the daemon picks; other containers leave before."""
     far = max(int(p.name[4:]) for p in NODES.glob("node[0-9]*") if node_cpus(int(p.name[4:])))
     named = CpuSet(list(node_cpus(far))[:4])
@@ -164,7 +164,7 @@ def owners_on_nodes(node: Node) -> None:
     with frozen_runtime():
         request = node.cri.create_request(pod, **KINDS["lse"].resources)
         call = node.cri.method("CreateContainer").future(request, timeout=LONG_S)
-        node.check((*SHARED, *BATCH), ALL - named, limit=LONG_S)
+        node.check((*SHARED_KINDS, *BE_KINDS), ALL - named, limit=LONG_S)
         assert not call.done()
     node.ids["lse"] = call.result().container_id
     node.cri.start(node.ids["lse"])
@@ -174,8 +174,8 @@ def owners_on_nodes(node: Node) -> None:
     lent = CpuSet(list(node_cpus(1))[:2])
     node.run("lsr", lent)
     node.check(("lsr",), lent, Mask([1]))
-    node.check(SHARED, ALL - named - lent)
-    node.check(BATCH, ALL - named)
+    node.check(SHARED_KINDS, ALL - named - lent)
+    node.check(BE_KINDS, ALL - named)
     step(f"LSR is on {lent}, and BE may borrow them")
 
     node.run("whole")
@@ -185,8 +185,8 @@ def owners_on_nodes(node: Node) -> None:
     assert all(core_of(cpu) <= found.cpus for cpu in found.cpus), f"not whole cores: {found}"
     assert found.mems == Mask([home]), found
     assert found.cpus.isdisjoint(named | lent), found
-    node.check(SHARED, ALL - named - lent - found.cpus)
-    node.check(BATCH, ALL - named - found.cpus)
+    node.check(SHARED_KINDS, ALL - named - lent - found.cpus)
+    node.check(BE_KINDS, ALL - named - found.cpus)
     step(f"a whole-CPU container is on {found.cpus}, node {home}, in whole cores")
     # The sandboxes of owners were created last; the daemon reconciles them at the next owner.
     node.check_sandboxes(ALL - named - lent - found.cpus, ALL - named - found.cpus, LONG_S)
@@ -197,13 +197,13 @@ def owners_on_nodes(node: Node) -> None:
     assert refused(lambda: node.run("lse", beyond, "absent")) is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def updates_and_crash(node: Node, daemon: Daemon) -> None:
+def updates_and_crash(node: GuestNode, daemon: GuestDaemon) -> None:
     """Updates of kubelet, a crash, and writes while the daemon is down do not change the placement."""
     before = node.snapshot()
     node.cri.update(node.ids["ls"], cpuset_cpus=str(ALL))
     node.cri.update(node.ids["lse"], cpu_quota=200_000, cpu_period=100_000)
     node.cri.update(node.ids["whole"], cpuset_cpus="0-1", cpuset_mems="0")
-    wait("updates to change nothing", lambda: node.snapshot() == before, 10 * PERIOD_S)
+    wait("updates to change nothing", lambda: node.snapshot() == before, 10 * RECONCILE_PERIOD_S)
     daemon.kill9()
     assert node.snapshot() == before
     (node.group("be") / "cpuset.cpus").write_text(str(ALL))
@@ -219,14 +219,16 @@ def updates_and_crash(node: Node, daemon: Daemon) -> None:
     step(f"killed, cpusets changed from outside, started again: all as before after {took:.1f} s")
 
 
-def systemd_writes_back(node: Node) -> None:
+def systemd_writes_back(node: GuestNode) -> None:
     """A daemon-reload makes systemd write the cpusets that runc sent; old versions send wrong ones."""
     before = node.snapshot()
     subprocess.run(["systemctl", "daemon-reload"], check=True)
     moved = [name for name, place in node.snapshot().items() if place != before[name]]
-    took = wait("systemd's values to be repaired", lambda: node.snapshot() == before, PERIOD_S + LONG_S)
+    took = wait(
+        "systemd's values to be repaired", lambda: node.snapshot() == before, RECONCILE_PERIOD_S + LONG_S
+    )
     owned = node.place("lse").cpus | node.place("whole").cpus
-    node.check_sandboxes(ALL - owned - node.place("lsr").cpus, ALL - owned, PERIOD_S + LONG_S)
+    node.check_sandboxes(ALL - owned - node.place("lsr").cpus, ALL - owned, RECONCILE_PERIOD_S + LONG_S)
     step(f"daemon-reload moved {', '.join(moved) or 'no container'}; all as before after {took:.1f} s")
 
 
@@ -244,22 +246,24 @@ def v2_controllers() -> str:
 
 def main() -> None:
     step(f"cgroup v{2 if is_v2() else 1}{v2_controllers()}, CPUs {ALL}")
-    daemon, node = Daemon(), Node(sys.argv[1])
-    for kind in (*SHARED, *BATCH):
+    daemon, node = GuestDaemon(), GuestNode(sys.argv[1])
+    for kind in (*SHARED_KINDS, *BE_KINDS):
         node.run(kind)
-    node.check((*SHARED, *BATCH), ALL)
+    node.check((*SHARED_KINDS, *BE_KINDS), ALL)
     owners_on_nodes(node)
     updates_and_crash(node, daemon)
     if node.driver == "systemd":
         systemd_writes_back(node)
     for name in ("lse", "lsr", "whole"):
         node.cri.stop(node.ids.pop(name))
-    node.check((*SHARED, *BATCH), ALL, limit=LONG_S)
+    node.check((*SHARED_KINDS, *BE_KINDS), ALL, limit=LONG_S)
     wait(
-        "sandboxes to have all CPUs again", lambda: set(node.sandboxes().values()) == {ALL}, PERIOD_S + LONG_S
+        "sandboxes to have all CPUs again",
+        lambda: set(node.sandboxes().values()) == {ALL},
+        RECONCILE_PERIOD_S + LONG_S,
     )
     assert daemon.stop() == 0
-    node.check((*SHARED, *BATCH), ALL)
+    node.check((*SHARED_KINDS, *BE_KINDS), ALL)
     step("all is given back")
 
 

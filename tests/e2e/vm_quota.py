@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 from cri import Cri, is_v2
-from vm_guest import ALL, LONG_S, SOCKET, Daemon, step, wait
-from vm_pools import KINDS, Node
+from vm_guest import ALL, LONG_S, SOCKET, GuestDaemon, step, wait
+from vm_pools import KINDS, GuestNode
 
 from proxy.model.idset import CpuSet
 
-HAS_US, MORE_US = 300_000, 400_000
+QUOTA_US, MORE_US = 300_000, 400_000
 CPU = Path("/sys/fs/cgroup") if is_v2() else Path("/sys/fs/cgroup/cpu")
 FILE = "cpu.max" if is_v2() else "cpu.cfs_quota_us"
 
@@ -43,10 +43,10 @@ def group(name: str) -> Path:
 
 
 def main() -> None:
-    daemon, node = Daemon(), Node(sys.argv[1])
+    daemon, node = GuestDaemon(), GuestNode(sys.argv[1])
     pod = node.pod("lsr", CpuSet([max(ALL)]), "db")
     top = group("poddb")
-    limit(top, HAS_US)
+    limit(top, QUOTA_US)
     owner = node.cri.create(pod, timeout=LONG_S, **KINDS["lsr"].resources)
     node.cri.start(owner)
     found = quota(top), quota(group(owner))

@@ -15,8 +15,8 @@ import sys
 from typing import Any
 
 from cri import Cri, is_v2
-from vm_guest import ALL, DIRECTORY, LONG_S, NODES, RUNTIME, Daemon, node_cpus, place_in, step, wait
-from vm_pools import KINDS, Node
+from vm_guest import ALL, DIRECTORY, LONG_S, NODES, RUNTIME, GuestDaemon, node_cpus, place_in, step, wait
+from vm_pools import KINDS, GuestNode
 from vm_quota import group as cpu_group
 from vm_quota import limit, quota
 
@@ -26,22 +26,22 @@ MIB = 1 << 20
 SIZE_MIB = 24
 HOLD = ["sh", "-c", f"dd if=/dev/zero bs={SIZE_MIB}M count=1 | sleep 36000"]
 POD_US = 500_000
-EVERY = Mask(int(path.name[4:]) for path in NODES.glob("node[0-9]*"))
-FAR = max(EVERY)
+ALL_NODES = Mask(int(path.name[4:]) for path in NODES.glob("node[0-9]*"))
+FAR = max(ALL_NODES)
 OWN = CpuSet(list(node_cpus(FAR))[:4])
 
 
-def memory(daemon: Daemon, ref: str) -> dict[str, Any]:
+def memory(daemon: GuestDaemon, ref: str) -> dict[str, Any]:
     """Return the row of a container in ``status --memory``; node numbers are strings in JSON."""
     rows = json.loads(daemon.cli("status", "--memory", "--json").stdout)["containers"]
     return next(row for row in rows if row["ref"].endswith(ref))
 
 
-def mems(node: Node) -> Mask:
+def mems(node: GuestNode) -> Mask:
     return place_in(node.group("lse")).mems
 
 
-def memory_nodes(node: Node, daemon: Daemon) -> None:
+def memory_nodes(node: GuestNode, daemon: GuestDaemon) -> None:
     """Containers have memory on their nodes; writes by other programs move it on v2 only."""
     wait("its memory", lambda: memory(daemon, "lse/main")["anon"].get(str(FAR), 0) > SIZE_MIB * MIB / 2)
     found = memory(daemon, "lse/main")
@@ -74,10 +74,10 @@ def memory_nodes(node: Node, daemon: Daemon) -> None:
 def spec(direct: Cri, container: str) -> str:
     document = json.loads(direct.status(container, verbose=True).info["info"])
     cpu = document["runtimeSpec"]["linux"]["resources"]["cpu"]
-    return f"{cpu.get('cpus') or ALL} {cpu.get('mems') or EVERY} {cpu.get('quota')}"
+    return f"{cpu.get('cpus') or ALL} {cpu.get('mems') or ALL_NODES} {cpu.get('quota')}"
 
 
-def released(node: Node, daemon: Daemon, top: Any) -> None:
+def release_and_compare(node: GuestNode, daemon: GuestDaemon, top: Any) -> None:
     """Release, and compare every container with one that was created directly at the runtime."""
     done = daemon.cli("release", "--config", str(DIRECTORY / "config.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -113,7 +113,7 @@ def released(node: Node, daemon: Daemon, top: Any) -> None:
 
 
 def main() -> None:
-    daemon, node = Daemon(), Node(sys.argv[1])
+    daemon, node = GuestDaemon(), GuestNode(sys.argv[1])
     pod = node.pod("lse", OWN)
     top = cpu_group("podlse")
     limit(top, POD_US)
@@ -123,7 +123,7 @@ def main() -> None:
         node.run(kind)
     node.check(("lse",), OWN, Mask([FAR]), limit=LONG_S)
     memory_nodes(node, daemon)
-    released(node, daemon, top)
+    release_and_compare(node, daemon, top)
     done = daemon.cli("release", "--undo", "--config", str(DIRECTORY / "config.yaml"))
     assert done.returncode == 0, done.stderr
     wait("the owner to have its CPUs", lambda: node.place("lse").effective == OWN)

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vm_guest import ALL, DIRECTORY, LONG_S, Daemon, step, wait
-from vm_kubelet import MANIFESTS, ROOT, Bed, container, kubelet_settings
+from vm_guest import ALL, DIRECTORY, LONG_S, GuestDaemon, step, wait
+from vm_kubelet import MANIFESTS, ROOT, KubeletNode, container, kubelet_settings
 
 from proxy.backends.kubelet.checkpoints import HeldCpus, held_cpus, read_cpu_checkpoint
 from proxy.model.idset import CpuSet
@@ -35,10 +35,10 @@ SETTINGS: dict[str, object] = {
 REFUSALS = ("differs from state checkpoint policy", "could not restore state from checkpoint", "corrupted")
 
 
-class TakenBed(Bed):
+class TakeoverNode(KubeletNode):
     """kubelet with a configurable CPU manager policy."""
 
-    def start_under(self, policy: str) -> None:
+    def start_with_policy(self, policy: str) -> None:
         """Start kubelet, and check that it accepts its state file."""
         MANIFESTS.mkdir(parents=True, exist_ok=True)
         Path("/var/log/pods").mkdir(parents=True, exist_ok=True)
@@ -88,77 +88,77 @@ def state() -> tuple[str, HeldCpus, dict[str, Any]]:
     return found.policy, held_cpus(found), dict(found.fields)
 
 
-def held_by(bed: TakenBed, name: str) -> CpuSet:
+def held_by(node: TakeoverNode, name: str) -> CpuSet:
     """Return the CPUs of a pod's container in kubelet's state file; empty if there are none."""
-    uid = bed.uid_of(name)
+    uid = node.uid_of(name)
     return state()[1].held.get(uid, {}).get("main", CpuSet())
 
 
 def main() -> None:
     version = subprocess.check_output(["/in/kubelet", "--version"], text=True).strip()
     step(f"{version}, CPUs {ALL}")
-    bed = TakenBed(sys.argv[1], Daemon(**SETTINGS))
-    bed.start_under("static")
-    bed.add("old", container("main", "4"))
-    bed.add("part", container("main", "250m"))
-    old = bed.place("old/main")
-    assert (len(old.cpus), held_by(bed, "old")) == (4, old.cpus), old
-    wait("the shared pool to leave the CPUs", lambda: bed.place("part/main").cpus == ALL - old.cpus)
+    node = TakeoverNode(sys.argv[1], GuestDaemon(**SETTINGS))
+    node.start_with_policy("static")
+    node.add("old", container("main", "4"))
+    node.add("part", container("main", "250m"))
+    old = node.place("old/main")
+    assert (len(old.cpus), held_by(node, "old")) == (4, old.cpus), old
+    wait("the shared pool to leave the CPUs", lambda: node.place("part/main").cpus == ALL - old.cpus)
     step(f"kubelet assigned {old.cpus} to old")
 
-    plan = bed.takeover("plan")
+    plan = node.takeover("plan")
     assert plan.returncode == 0
     assert "default/old-bed/main (static pod)" in plan.stdout
-    assert bed.takeover("start").returncode == 0
-    bed.add("new", container("main", "2"))
-    new = bed.place("new/main")
+    assert node.takeover("start").returncode == 0
+    node.add("new", container("main", "2"))
+    new = node.place("new/main")
     assert len(new.cpus) == 2
     assert new.cpus.isdisjoint(CpuSet(range(8))), new
-    named = held_by(bed, "new")
+    named = held_by(node, "new")
     assert named, "kubelet has assigned CPUs in its state file"
     assert named != new.cpus, new
     time.sleep(3 * RECONCILE_S)  # kubelet's reconcile sends its own cpusets, which must not take effect
-    everyone = bed.snapshot()
+    everyone = node.snapshot()
     assert (everyone["old/main"][1].cpus, everyone["new/main"][1].cpus) == (old.cpus, new.cpus), everyone
     step(f"new has {new.cpus}, kubelet named {named}, and its reconcile changed nothing")
 
-    assert bed.takeover("finish", "--with-running").returncode == 1  # kubelet runs
-    bed.stop_kubelet()
-    assert bed.takeover("finish").returncode == 1  # old allocations are left
-    assert bed.takeover("finish", "--with-running").returncode == 0
+    assert node.takeover("finish", "--with-running").returncode == 1  # kubelet runs
+    node.stop_kubelet()
+    assert node.takeover("finish").returncode == 1  # old allocations are left
+    assert node.takeover("finish", "--with-running").returncode == 0
     assert STATE.read_text() == '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
-    bed.start_under("none")
+    node.start_with_policy("none")
     time.sleep(15)  # more than kubelet's sync period of 10 s
-    assert bed.snapshot() == everyone, (everyone, bed.snapshot())
+    assert node.snapshot() == everyone, (everyone, node.snapshot())
     assert state()[0] == "none"
-    bed.daemon.kill9()
-    bed.daemon.start()
-    wait("the daemon to be ready", lambda: bool(bed.daemon.status()["ready"]))
-    bed.add("later", container("main", "2"))
-    later = bed.place("later/main")
+    node.daemon.kill9()
+    node.daemon.start()
+    wait("the daemon to be ready", lambda: bool(node.daemon.status()["ready"]))
+    node.add("later", container("main", "2"))
+    later = node.place("later/main")
     assert len(later.cpus) == 2
     assert later.cpus.isdisjoint(CpuSet(range(8)) | new.cpus), later
     step(f"under none: the same containers in the same places, and later has {later.cpus}")
 
-    everyone = bed.snapshot()
-    assert bed.takeover("status").returncode == 0
-    bed.stop_kubelet()
-    assert bed.takeover("revert").returncode == 0
+    everyone = node.snapshot()
+    assert node.takeover("status").returncode == 0
+    node.stop_kubelet()
+    assert node.takeover("revert").returncode == 0
     for name, place in (("old", old), ("new", new), ("later", later)):
-        assert held_by(bed, name) == place.cpus, (name, STATE.read_text())
-    bed.start_under("static")
+        assert held_by(node, name) == place.cpus, (name, STATE.read_text())
+    node.start_with_policy("static")
     time.sleep(3 * RECONCILE_S)
-    assert bed.snapshot() == everyone, (everyone, bed.snapshot())
+    assert node.snapshot() == everyone, (everyone, node.snapshot())
     for name, place in (("old", old), ("new", new), ("later", later)):
-        assert held_by(bed, name) == place.cpus, (name, STATE.read_text())
-    bed.add("last", container("main", "2"))
-    last = bed.place("last/main")
-    assert held_by(bed, "last") == last.cpus, (last, STATE.read_text())
+        assert held_by(node, name) == place.cpus, (name, STATE.read_text())
+    node.add("last", container("main", "2"))
+    last = node.place("last/main")
+    assert held_by(node, "last") == last.cpus, (last, STATE.read_text())
     assert last.cpus.isdisjoint(old.cpus | new.cpus | later.cpus), last
     step(f"back under static: the same containers in the same places, and kubelet gave {last.cpus} to last")
     assert not any(error in LOG.read_text() for error in REFUSALS)
-    bed.stop_kubelet()
-    assert bed.daemon.stop() == 0
+    node.stop_kubelet()
+    assert node.daemon.stop() == 0
     step("the scenario ends well")
 
 

@@ -23,7 +23,7 @@ from vm_guest import (
     ALL,
     LONG_S,
     SOCKET,
-    Daemon,
+    GuestDaemon,
     Place,
     core_of,
     group_of,
@@ -48,7 +48,7 @@ SETTINGS = {
 }
 
 
-def whole(cpus: int, memory: int = 32 * MIB) -> dict[str, Any]:
+def whole_cpus(cpus: int, memory: int = 32 * MIB) -> dict[str, Any]:
     """Return the resources that kubelet requests for a Guaranteed container with whole CPUs."""
     quota = {"cpu_period": 100_000, "cpu_quota": cpus * 100_000}
     return {**quota, "cpu_shares": cpus * 1024, "memory_limit_in_bytes": memory}
@@ -60,7 +60,7 @@ def nodes_of(cpus: CpuSet) -> Mask:
 
 
 @dataclass
-class Node:
+class TopologyNode:
     """A client of the daemon in the role of kubelet.
 
     Attributes:
@@ -68,7 +68,7 @@ class Node:
     """
 
     driver: str
-    daemon: Daemon
+    daemon: GuestDaemon
     cri: Cri = field(default_factory=lambda: Cri(SOCKET, ""))
     ids: dict[str, str] = field(default_factory=dict)
     pods: dict[str, str] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Node:
         """Create and start a container in a pod, which is created if necessary; returns its place."""
         if pod not in self.pods:
             self.pod(pod)
-        container = self.cri.create(self.pods[pod], name, timeout=LONG_S, **(whole(cpus) | more))
+        container = self.cri.create(self.pods[pod], name, timeout=LONG_S, **(whole_cpus(cpus) | more))
         self.cri.start(container)
         self.ids[f"{pod}/{name}"] = container
         place = self.place(f"{pod}/{name}")
@@ -124,15 +124,17 @@ class Node:
         """Return the cgroups of all pods."""
         return {str(path) for path in cpuset_root().rglob("*pod*") if path.is_dir()}
 
-    def refused(self, pod: str, cpus: int, *, whole_pod: bool = False) -> str:
+    def check_refused(self, pod: str, cpus: int, *, whole_pod: bool = False) -> str:
         """Check that a pod is rejected and that this changes no state; returns the message."""
         if not whole_pod:
             self.pod(pod)
         before, groups, state = self.snapshot(), self.groups(), self.daemon.status()
         if whole_pod:
-            status, message = refusal(lambda: self.pod(pod, whole(cpus)))
+            status, message = refusal(lambda: self.pod(pod, whole_cpus(cpus)))
         else:
-            status, message = refusal(lambda: self.cri.create(self.pods[pod], timeout=LONG_S, **whole(cpus)))
+            status, message = refusal(
+                lambda: self.cri.create(self.pods[pod], timeout=LONG_S, **whole_cpus(cpus))
+            )
         assert status is grpc.StatusCode.FAILED_PRECONDITION, (status, message)
         after = self.daemon.status()
         assert (self.snapshot(), self.groups()) == (before, groups)
@@ -151,7 +153,7 @@ def problems(status: Any) -> tuple[list[str], list[str]]:
     return rejections, [one for one in messages if one not in rejections]
 
 
-def one_node_each(node: Node) -> None:
+def one_node_each(node: TopologyNode) -> None:
     """Pods of 6 CPUs, restricted: each on one node, with memory of that node."""
     taken = Mask()
     for name in ("a", "b", "c", "d"):
@@ -167,9 +169,9 @@ def one_node_each(node: Node) -> None:
     step(f"one node each: {', '.join(f'{n} {p.cpus} mems {p.mems}' for n, p in node.snapshot().items())}")
 
 
-def across_nodes(node: Node) -> None:
+def across_nodes(node: TopologyNode) -> None:
     """A pod that fits only across nodes is rejected under restricted, and placed under best-effort."""
-    message = node.refused("wide", 4)
+    message = node.check_refused("wide", 4)
     assert message.startswith(TOPOLOGY), message
     step(f"restricted rejects: {message}")
     explanation = node.daemon.explain("wide")
@@ -179,7 +181,7 @@ def across_nodes(node: Node) -> None:
     node.restart(topologyManagerPolicy="single-numa-node")
     assert node.daemon.cli("explain", "wide").returncode == 1, "rejections are not kept over a restart"
     node.remove("wide")
-    assert node.refused("wide", 4).startswith(TOPOLOGY)
+    assert node.check_refused("wide", 4).startswith(TOPOLOGY)
     step("single-numa-node rejects the pod too")
     node.restart(topologyManagerPolicy="best-effort")
     place = node.run("wide", "main", 4)
@@ -193,7 +195,7 @@ def across_nodes(node: Node) -> None:
     step("kill -9: the placement is unchanged")
 
 
-def a_card_decides_the_node(node: Node) -> None:
+def a_card_decides_the_node(node: TopologyNode) -> None:
     """A pod with a network card of node 3 gets CPUs and memory there; the card is a mount or a CDI device."""
     cards = [
         path.name
@@ -219,10 +221,10 @@ def a_card_decides_the_node(node: Node) -> None:
     node.remove(*requests)
 
 
-def pods_as_a_whole(node: Node) -> None:
+def pods_as_a_whole(node: TopologyNode) -> None:
     """Scope pod: two containers of a pod are on one node, even if each alone would be elsewhere."""
     for name, parts in {"pair": (4, 2), "twin": (2, 4)}.items():
-        node.pod(name, whole(sum(parts), 64 * MIB))
+        node.pod(name, whole_cpus(sum(parts), 64 * MIB))
         places = [node.run(name, f"c{i}", cpus) for i, cpus in enumerate(parts)]
         homes = {nodes_of(place.cpus) for place in places}
         assert len(homes) == 1, places
@@ -232,13 +234,13 @@ def pods_as_a_whole(node: Node) -> None:
     assert nodes_of(node.place("pair/c0").cpus) != nodes_of(node.place("twin/c0").cpus)
 
     # Under restricted all resources must be on the same nodes, so the memory must also need two nodes.
-    node.pod("big", whole(14, 600 * MIB))
+    node.pod("big", whole_cpus(14, 600 * MIB))
     places = [node.run("big", f"c{i}", 7, memory_limit_in_bytes=300 * MIB) for i in range(2)]
     homes = nodes_of(places[0].cpus | places[1].cpus)
     assert len(homes) == 2, places
     step(f"a pod of 14: {places[0].cpus} and {places[1].cpus}, nodes {homes}")
 
-    message = node.refused("late", 4, whole_pod=True)
+    message = node.check_refused("late", 4, whole_pod=True)
     assert message.startswith(TOPOLOGY), message
     step(f"a sandbox is rejected: {message}")
     explanation = node.daemon.explain("default/late")
@@ -246,7 +248,7 @@ def pods_as_a_whole(node: Node) -> None:
     assert "for the pod" in explanation, explanation
     node.restart(crash=True)
     node.remove("twin")
-    node.pod("late", whole(4))
+    node.pod("late", whole_cpus(4))
     place = node.run("late", "main", 4)
     assert len(nodes_of(place.cpus)) == 1, place
     step(f"with enough free CPUs the pod is placed: {place.cpus} mems {place.mems}")
@@ -255,7 +257,7 @@ def pods_as_a_whole(node: Node) -> None:
 def main() -> None:
     subprocess.run(["modprobe", "virtio_net"], check=False)
     step(f"CPUs {ALL}, nodes {' '.join(str(node_cpus(n)) for n in range(4))}")
-    node = Node(sys.argv[1], Daemon(**SETTINGS))
+    node = TopologyNode(sys.argv[1], GuestDaemon(**SETTINGS))
     one_node_each(node)
     across_nodes(node)
     node.remove("a", "b", "c", "d", "wide")

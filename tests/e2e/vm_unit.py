@@ -17,7 +17,7 @@ from typing import Any
 
 from cri import Cri
 from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, core_of, page_of, place_in, save_journals, step, wait
-from vm_pools import Node
+from vm_pools import GuestNode
 
 from proxy.config import Config
 
@@ -105,7 +105,7 @@ def main() -> None:
     step(f"the service is ready after {start():.1f} s")
     limits()
     step("the process has exactly the restrictions of the unit")
-    node = Node(sys.argv[1])
+    node = GuestNode(sys.argv[1])
     node.run("ls")
     node.run("lse", OWN)
     node.check(("lse",), OWN, limit=LONG_S)

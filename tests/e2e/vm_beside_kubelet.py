@@ -4,7 +4,7 @@ kubelet pins pods and reconciles every few seconds; the daemon does not assign C
 Pinned containers stay on their CPUs, other containers leave them, an LSE pod has CPUs that kubelet considers
 free, and after each step the counters show that kubelet and the daemon do not overwrite each other's cpusets.
 
-    python3 vm_beside.py cgroupfs|systemd
+    python3 vm_beside_kubelet.py cgroupfs|systemd
 
 Needs /in/kubelet (1.34 or later).
 """
@@ -17,9 +17,9 @@ import sys
 import time
 from pathlib import Path
 
-from vm_guest import ALL, LONG_S, Daemon, step, wait
+from vm_guest import ALL, LONG_S, GuestDaemon, step, wait
 from vm_kubelet import MANIFESTS, ROOT, container
-from vm_takeover import LOG, RECONCILE_S, TakenBed, held_by, state
+from vm_takeover import LOG, RECONCILE_S, TakeoverNode, held_by, state
 
 SETTINGS: dict[str, object] = {
     "cpuManagerPolicy": "none",
@@ -34,7 +34,7 @@ DAEMON_LOG = Path("/out/proxy.log")
 WRITES = ("cpusets_written", "drift_repaired", "settled")
 
 
-def add_lse(bed: TakenBed, name: str, cpus: str) -> None:
+def add_lse(node: TakeoverNode, name: str, cpus: str) -> None:
     """Add a pod whose annotation names CPUs; it is Burstable, so kubelet does not pin it."""
     limits = {"cpu": "2", "memory": "64Mi"}
     main = container("main", "2") | {
@@ -52,11 +52,11 @@ def add_lse(bed: TakenBed, name: str, cpus: str) -> None:
     hidden.rename(MANIFESTS / f"{name}.yaml")
 
 
-def check_no_writes(bed: TakenBed, why: str) -> None:
+def check_no_writes(node: TakeoverNode, why: str) -> None:
     """Check that several rounds of reconcile traffic change no cpuset and cause no write."""
-    before, counted = bed.snapshot(), bed.daemon.status()["counters"]
+    before, counted = node.snapshot(), node.daemon.status()["counters"]
     time.sleep(4 * RECONCILE_S)
-    after, now = bed.snapshot(), bed.daemon.status()["counters"]
+    after, now = node.snapshot(), node.daemon.status()["counters"]
     assert after == before, (before, after)
     for name in WRITES:
         assert now.get(name, 0) == counted.get(name, 0), (name, counted, now)
@@ -66,69 +66,70 @@ def check_no_writes(bed: TakenBed, why: str) -> None:
 def main() -> None:
     version = subprocess.check_output(["/in/kubelet", "--version"], text=True).strip()
     step(f"{version}, CPUs {ALL}")
-    bed = TakenBed(sys.argv[1], Daemon(**SETTINGS))
-    bed.start_under("static")
-    bed.add("one", container("main", "4"))
-    bed.add("part", container("main", "250m"))
-    one = bed.place("one/main")
-    assert (len(one.cpus), held_by(bed, "one")) == (4, one.cpus), one
-    wait("other containers to leave", lambda: bed.place("part/main").cpus == ALL - one.cpus)
+    node = TakeoverNode(sys.argv[1], GuestDaemon(**SETTINGS))
+    node.start_with_policy("static")
+    node.add("one", container("main", "4"))
+    node.add("part", container("main", "250m"))
+    one = node.place("one/main")
+    assert (len(one.cpus), held_by(node, "one")) == (4, one.cpus), one
+    wait("other containers to leave", lambda: node.place("part/main").cpus == ALL - one.cpus)
     wait(
-        "kubelet's configz to be read", lambda: bed.daemon.status()["kubelet"]["cpuManagerPolicy"] == "static"
+        "kubelet's configz to be read",
+        lambda: node.daemon.status()["kubelet"]["cpuManagerPolicy"] == "static",
     )
-    print(bed.daemon.cli("status").stdout, flush=True)
-    found = bed.daemon.status()["kubelet"]
+    print(node.daemon.cli("status").stdout, flush=True)
+    found = node.daemon.status()["kubelet"]
     assert found["sources"]["policy"] == "kubelet's configz", found
     assert (found["reservedSystemCPUs"], found["default"]) == ("0-1", str(ALL - one.cpus)), found
-    wait("the sharer to be stable", lambda: bed.place("part/main").cpus == ALL - one.cpus)
+    wait("the sharer to be stable", lambda: node.place("part/main").cpus == ALL - one.cpus)
     time.sleep(2 * RECONCILE_S)
-    check_no_writes(bed, "pinned and shared")
+    check_no_writes(node, "pinned and shared")
 
-    add_lse(bed, "lse", "20-21")
-    lse = bed.place("lse/main")
+    add_lse(node, "lse", "20-21")
+    lse = node.place("lse/main")
     assert str(lse.cpus) == "20-21", lse
-    assert bed.place("part/main").cpus == ALL - one.cpus - lse.cpus
+    assert node.place("part/main").cpus == ALL - one.cpus - lse.cpus
     assert not state()[1].default.isdisjoint(lse.cpus), "kubelet considers the CPUs free"
     time.sleep(2 * RECONCILE_S)
-    check_no_writes(bed, "beside an LSE pod")
+    check_no_writes(node, "beside an LSE pod")
 
-    add_lse(bed, "clash", str(one.cpus)[:1])
+    add_lse(node, "clash", str(one.cpus)[:1])
     # A message that a pod's user can read does not name other pods; the daemon's log does.
     wait("the rejection", lambda: "is owned by another pod already" in LOG.read_text(), LONG_S)
     assert "is owned by default/one-bed/main already" in DAEMON_LOG.read_text()
     (MANIFESTS / "clash.yaml").unlink()
     step(f"an LSE pod that names CPU {str(one.cpus)[:1]} of the pod one is rejected")
 
-    bed.stop_kubelet()
-    bed.start_under("static")
+    node.stop_kubelet()
+    node.start_with_policy("static")
     time.sleep(2 * RECONCILE_S)
-    check_no_writes(bed, "kubelet was started again")
-    everyone = bed.snapshot()
-    bed.daemon.kill9()
-    bed.daemon.start()
-    wait("the daemon to be ready", lambda: bool(bed.daemon.status()["ready"]))
-    assert bed.snapshot() == everyone
-    check_no_writes(bed, "the daemon was killed")
+    check_no_writes(node, "kubelet was started again")
+    everyone = node.snapshot()
+    node.daemon.kill9()
+    node.daemon.start()
+    wait("the daemon to be ready", lambda: bool(node.daemon.status()["ready"]))
+    assert node.snapshot() == everyone
+    check_no_writes(node, "the daemon was killed")
 
     (MANIFESTS / "one.yaml").unlink()
     wait("kubelet to take the CPUs back", lambda: not state()[1].held, 2 * LONG_S)
-    wait("the pool to have the CPUs", lambda: bed.place("part/main").cpus == ALL - lse.cpus, 2 * LONG_S)
+    wait("the pool to have the CPUs", lambda: node.place("part/main").cpus == ALL - lse.cpus, 2 * LONG_S)
     # kubelet assigns the lowest CPUs first; 22 CPUs include those of the LSE pod.
-    bed.add("many", container("main", "22"))
-    many = bed.place("many/main", 2 * LONG_S)
-    named = held_by(bed, "many")
+    node.add("many", container("main", "22"))
+    many = node.place("many/main", 2 * LONG_S)
+    named = held_by(node, "many")
     assert len(named) == 22
     assert many.cpus.isdisjoint(lse.cpus), many
-    assert str(bed.place("lse/main").cpus) == "20-21"
-    assert bed.place("part/main").cpus.isdisjoint(lse.cpus)
-    problems = [p["what"] for p in bed.daemon.status()["problems"]]
+    assert str(node.place("lse/main").cpus) == "20-21"
+    assert node.place("part/main").cpus.isdisjoint(lse.cpus)
+    problems = [p["what"] for p in node.daemon.status()["problems"]]
     step(f"kubelet named {named}; the container has {many.cpus}; problems: {'; '.join(problems)}")
     if not named.isdisjoint(lse.cpus):
         assert any("belong to default/lse-bed/main" in problem for problem in problems), problems
-    assert bed.daemon.status()["violations"] == []
-    print(bed.daemon.cli("status").stdout, flush=True)
-    bed.stop_kubelet()
-    assert bed.daemon.stop() == 0
+    assert node.daemon.status()["violations"] == []
+    print(node.daemon.cli("status").stdout, flush=True)
+    node.stop_kubelet()
+    assert node.daemon.stop() == 0
     step("the scenario ends well")
 
 

@@ -6,7 +6,7 @@ plugin registers with topoproxy. Under ``single-numa-node`` a pod's CPUs, memory
 on the node of the devices that kubelet allocated. Then each resource is registered with both managers, and
 daemon and kubelet are restarted. topoproxy must not change kubelet's sockets and checkpoint.
 
-    python3 vm_beside_devices.py cgroupfs|systemd
+    python3 vm_devices_beside_kubelet.py cgroupfs|systemd
 
 Needs /in/kubelet (1.34 or later), /in/sample-device-plugin and /in/network_vfs.py.
 """
@@ -24,10 +24,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vm_devices import DEVICES, PLUGIN, RESOURCE, SOCKETS, Plugin, healthy, holders
-from vm_guest import ALL, DIRECTORY, LONG_S, Daemon, group_of, step, wait
-from vm_kubelet import MANIFESTS, POD_RESOURCES, READ_ONLY, ROOT, Bed, container, nodes_of
-from vm_takeover import LOG, TakenBed
+from vm_devices import DEVICES, PLUGIN, RESOURCE, SOCKETS, GuestPluginProcess, healthy, holders
+from vm_guest import ALL, DIRECTORY, LONG_S, GuestDaemon, group_of, step, wait
+from vm_kubelet import MANIFESTS, POD_RESOURCES, READ_ONLY, ROOT, KubeletNode, container, nodes_of
+from vm_takeover import LOG, TakeoverNode
 from vm_topology import SETTINGS
 
 from proxy.backends.kubelet.channel import UnixChannel
@@ -37,12 +37,12 @@ from proxy.model.idset import Mask
 VF, SAMPLE = "example.com/vf", "example.com/resource"
 SAMPLE_PLUGIN = ("sh", "-c", "until /in/sample-device-plugin; do sleep 1; done")
 """The sample ends if kubelet cannot connect to it within ten seconds; a DaemonSet starts it again."""
-KUBELETS = ROOT / "device-plugins"
-CHECKPOINT = KUBELETS / "kubelet_internal_checkpoint"
+KUBELET_PLUGINS = ROOT / "device-plugins"
+CHECKPOINT = KUBELET_PLUGINS / "kubelet_internal_checkpoint"
 PCI = DIRECTORY / "sys/bus/pci/devices"
 VFS = {f"0000:4{card}:00.{number}": 3 - card for card in range(4) for number in (1, 2)}
 """The NUMA node of each virtual function, in another order than CPUs are allocated."""
-OURS: dict[str, object] = {
+TOPOPROXY_SETTINGS: dict[str, object] = {
     **SETTINGS,
     "topologyManagerPolicy": "single-numa-node",
     "kubelet": {
@@ -55,7 +55,7 @@ OURS: dict[str, object] = {
 }
 REGISTERED = "Got registration request from device plugin with resource"
 """kubelet's log (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go)."""
-LISTS = PodResources(UnixChannel(str(POD_RESOURCES), 60.0))
+POD_RESOURCES_CLIENT = PodResources(UnixChannel(str(POD_RESOURCES), 60.0))
 
 
 def plug_in_cards() -> None:
@@ -99,7 +99,7 @@ def running(name: str, *command: str) -> Iterator[Path]:
 def kubelet_lists() -> dict[str, set[str]]:
     """Return kubelet's allocatable devices by resource."""
     found: dict[str, set[str]] = {}
-    for group in LISTS.allocatable_resources().devices:
+    for group in POD_RESOURCES_CLIENT.allocatable_resources().devices:
         found.setdefault(group.resource_name, set()).update(group.device_ids)
     return {resource: ids for resource, ids in found.items() if ids}
 
@@ -113,7 +113,7 @@ def kubelet_allocations() -> dict[str, dict[str, set[str]]]:
             }
             for resource in {each.resource_name for each in main.devices}
         }
-        for pod in LISTS.pods().pod_resources
+        for pod in POD_RESOURCES_CLIENT.pods().pod_resources
         for main in pod.containers
     }
 
@@ -128,7 +128,9 @@ def kubelets_files() -> dict[str, object]:
 
     def unchanged() -> bool:
         try:
-            files = {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in KUBELETS.iterdir()}
+            files = {
+                file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in KUBELET_PLUGINS.iterdir()
+            }
         except FileNotFoundError:
             found.clear()
             return False
@@ -144,9 +146,9 @@ def kubelets_files() -> dict[str, object]:
     return found[-1]
 
 
-def environment(bed: Bed, pod: str, name: str) -> set[str]:
+def environment(node: KubeletNode, pod: str, name: str) -> set[str]:
     """Return the devices in a variable of the container's process."""
-    procs, found = group_of(bed.ids()[f"{pod}/main"]) / "cgroup.procs", set[str]()
+    procs, found = group_of(node.ids()[f"{pod}/main"]) / "cgroup.procs", set[str]()
 
     def is_there() -> bool:
         """Return whether the process already runs the container's program, with its environment."""
@@ -160,21 +162,21 @@ def environment(bed: Bed, pod: str, name: str) -> set[str]:
     return found
 
 
-def add(bed: Bed, pod: str, cpus: int, **devices: int) -> None:
+def add(node: KubeletNode, pod: str, cpus: int, **devices: int) -> None:
     """Add a pod that requests devices: ``vf``, ``card``, ``resource``."""
     limits = {"cpu": str(cpus), "memory": "32Mi", **{f"example.com/{n}": str(k) for n, k in devices.items()}}
-    bed.add(pod, container("main", str(cpus)) | {"resources": {"requests": limits, "limits": limits}})
+    node.add(pod, container("main", str(cpus)) | {"resources": {"requests": limits, "limits": limits}})
 
 
-def phase_of(bed: Bed, pod: str) -> str:
+def phase_of(node: KubeletNode, pod: str) -> str:
     """The phase of a pod as kubelet reports it; empty if kubelet does not list the pod yet."""
-    return str(bed.pods().get(pod, {}).get("status", {}).get("phase", ""))
+    return str(node.pods().get(pod, {}).get("status", {}).get("phase", ""))
 
 
-def check_aligned(bed: Bed, pod: str) -> Mask:
+def check_aligned(node: KubeletNode, pod: str) -> Mask:
     """Check that CPUs, memory and devices of a pod are on the node of kubelet's devices; returns the node."""
-    place = bed.place(f"{pod}/main", 2 * LONG_S)
-    vfs = environment(bed, pod, "PCIDEVICE_EXAMPLE_COM_VF")
+    place = node.place(f"{pod}/main", 2 * LONG_S)
+    vfs = environment(node, pod, "PCIDEVICE_EXAMPLE_COM_VF")
     assert kubelet_allocations()[pod] == {VF: vfs}, (pod, kubelet_allocations(), vfs)
     home = Mask({VFS[name] for name in vfs})
     assert len(home) == 1, f"kubelet asks the plugin, which prefers functions of one card: {vfs}"
@@ -186,72 +188,77 @@ def check_aligned(bed: Bed, pod: str) -> Mask:
     return home
 
 
-def listed_devices(bed: Bed) -> dict[str, dict[str, Any]]:
+def listed_devices(node: KubeletNode) -> dict[str, dict[str, Any]]:
     """Return the devices in the output of ``topoproxy devices``, by resource and id."""
-    page = json.loads(bed.daemon.cli("devices", "--json").stdout)
+    page = json.loads(node.daemon.cli("devices", "--json").stdout)
     assert page["kubelet"] == {"asked": True, "problem": ""}, page
     return {
         f"{plug['resource']}={plug['id']}": each for each in page["devices"] for plug in each["resources"]
     }
 
 
-def check_listed_devices(bed: Bed) -> None:
+def check_listed_devices(node: KubeletNode) -> None:
     """Check that each device is listed with its manager, node, health and container."""
-    print(bed.daemon.cli("devices").stdout, flush=True)
-    found, gave, ours = listed_devices(bed), kubelet_allocations(), holders()
+    print(node.daemon.cli("devices").stdout, flush=True)
+    found, gave, ours = listed_devices(node), kubelet_allocations(), holders()
     names = {VF: VFS, SAMPLE: {"Dev-1": None, "Dev-2": None}}
     for resource, nodes in names.items():
-        for name, node in nodes.items():
+        for name, numa_node in nodes.items():
             has = [f"default/{pod}-bed/main" for pod, has in gave.items() if name in has.get(resource, ())]
             each = found[f"{resource}={name}"]
             assert (each["managers"], each["containers"]) == (["kubelet"], has), each
-            assert (each["numa"], each["health"]) == (None if node is None else [node], "healthy"), each
-    for name, node in DEVICES.items():
+            assert (each["numa"], each["health"]) == (
+                None if numa_node is None else [numa_node],
+                "healthy",
+            ), each
+    for name, numa_node in DEVICES.items():
         each = found[f"{RESOURCE}={name}"]
         assert (each["managers"], each["containers"]) == (["topoproxy"], ours[name]), each
-        assert (each["numa"], each["health"]) == ([node], "healthy"), each
+        assert (each["numa"], each["health"]) == ([numa_node], "healthy"), each
 
 
-def refusals(bed: Bed) -> dict[str, str]:
+def refusals(node: KubeletNode) -> dict[str, str]:
     """Return the resources that the daemon rejects, with the reasons; the status reports them, too."""
-    status = bed.daemon.status()
+    status = node.daemon.status()
     found = {each["resource"]: each["reason"] for each in status["devicePlugins"]["refused"]}
     reported = " ".join(problem["what"] for problem in status["problems"])
     assert all(reason in reported for reason in found.values()), (found, reported)
     return found
 
 
-def register_kubelets_resource_with_the_daemon(bed: Bed) -> None:
+def register_kubelets_resource_with_the_daemon(node: KubeletNode) -> None:
     """A plugin whose resource kubelet manages is rejected."""
     before, gave = kubelets_files(), kubelet_allocations()
     reason = f"cannot manage {VF}: kubelet's device manager manages it too ({len(VFS)} devices)"
     with running("vfs-here", *vfs_plugin(SOCKETS)) as log:
         wait("the plugin to be rejected", lambda: reason in log.read_text())
-        assert refusals(bed)[VF].startswith(reason), refusals(bed)
-        assert "register with kubelet or with topoproxy" in refusals(bed)[VF]
-        assert reason in bed.daemon.cli("devices").stdout
-        check_listed_devices(bed)
+        assert refusals(node)[VF].startswith(reason), refusals(node)
+        assert "register with kubelet or with topoproxy" in refusals(node)[VF]
+        assert reason in node.daemon.cli("devices").stdout
+        check_listed_devices(node)
     assert (kubelets_files(), kubelet_allocations()) == (before, gave)
-    step(f"refused: {refusals(bed)[VF]}")
+    step(f"refused: {refusals(node)[VF]}")
 
 
-def register_the_daemons_resource_with_kubelet(bed: Bed) -> None:
+def register_the_daemons_resource_with_kubelet(node: KubeletNode) -> None:
     """topoproxy withdraws its resource while kubelet manages it too; containers keep their devices."""
-    ours, gave, everyone = holders(), kubelet_allocations(), bed.snapshot()
+    ours, gave, everyone = holders(), kubelet_allocations(), node.snapshot()
     reason = f"cannot manage {RESOURCE}: kubelet's device manager manages it too ({len(DEVICES)} devices)"
-    with running("cards-there", sys.executable, "file_plugin.py", str(PLUGIN), str(KUBELETS), RESOURCE):
-        wait("the resource to be withdrawn", lambda: RESOURCE in refusals(bed))
-        assert refusals(bed)[RESOURCE].startswith(reason), refusals(bed)
+    with running(
+        "cards-there", sys.executable, "file_plugin.py", str(PLUGIN), str(KUBELET_PLUGINS), RESOURCE
+    ):
+        wait("the resource to be withdrawn", lambda: RESOURCE in refusals(node))
+        assert refusals(node)[RESOURCE].startswith(reason), refusals(node)
         assert healthy() == 0
-        step(f"withdrawn: {refusals(bed)[RESOURCE]}")
+        step(f"withdrawn: {refusals(node)[RESOURCE]}")
     wait("the resource to be served again", lambda: healthy() == len(DEVICES))
-    assert RESOURCE not in refusals(bed)
-    assert (holders(), kubelet_allocations(), bed.snapshot()) == (ours, gave, everyone)
+    assert RESOURCE not in refusals(node)
+    assert (holders(), kubelet_allocations(), node.snapshot()) == (ours, gave, everyone)
     step("kubelet has lost the resource: topoproxy serves it again, and containers kept their devices")
 
-    add(bed, "early", 1, card=1)
-    wait("kubelet to reject a pod", lambda: phase_of(bed, "early") == "Failed")
-    status = bed.pods()["early"]["status"]
+    add(node, "early", 1, card=1)
+    wait("kubelet to reject a pod", lambda: phase_of(node, "early") == "Failed")
+    status = node.pods()["early"]["status"]
     assert RESOURCE in status["message"], status
     step(f"for five minutes kubelet rejects such pods: {status['reason']}: {status['message']}")
 
@@ -262,13 +269,13 @@ def main() -> None:
     plug_in_cards()
     (PLUGIN / "devices").mkdir(parents=True)
     (PLUGIN / "library").mkdir()
-    ours = Plugin()
+    ours = GuestPluginProcess()
     for name in DEVICES:
         ours.device(name, "healthy")
-    bed = TakenBed(sys.argv[1], Daemon(**OURS))
-    bed.start_under("none")
+    node = TakeoverNode(sys.argv[1], GuestDaemon(**TOPOPROXY_SETTINGS))
+    node.start_with_policy("none")
     os.environ["GOMAXPROCS"] = "2"
-    with running("vfs", *vfs_plugin(KUBELETS)), running("sample", *SAMPLE_PLUGIN):
+    with running("vfs", *vfs_plugin(KUBELET_PLUGINS)), running("sample", *SAMPLE_PLUGIN):
         kubelets = {VF: set(VFS), SAMPLE: {"Dev-1", "Dev-2"}}
         wait("kubelet's plugins", lambda: kubelet_lists() == kubelets)
         before = kubelets_files()
@@ -279,39 +286,39 @@ def main() -> None:
 
         homes = Mask()
         for pod in ("a", "b", "c"):
-            add(bed, pod, 4, vf=2)
-            homes |= check_aligned(bed, pod)
-        add(bed, "both", 4, vf=2, card=2)
-        homes |= check_aligned(bed, "both")
+            add(node, pod, 4, vf=2)
+            homes |= check_aligned(node, pod)
+        add(node, "both", 4, vf=2, card=2)
+        homes |= check_aligned(node, "both")
         assert homes == Mask(range(4)), "kubelet has allocated the functions of every node"
-        assert len(environment(bed, "both", "DEVICES")) == 2
-        print(bed.daemon.explain("default/both-bed"), flush=True)
-        add(bed, "plain", 1, resource=1)
-        bed.place("plain/main")
-        check_listed_devices(bed)
-        register_kubelets_resource_with_the_daemon(bed)
+        assert len(environment(node, "both", "DEVICES")) == 2
+        print(node.daemon.explain("default/both-bed"), flush=True)
+        add(node, "plain", 1, resource=1)
+        node.place("plain/main")
+        check_listed_devices(node)
+        register_kubelets_resource_with_the_daemon(node)
 
         everyone, gave, holders_before, files = (
-            bed.snapshot(),
+            node.snapshot(),
             kubelet_allocations(),
             holders(),
             kubelets_files(),
         )
-        bed.daemon.kill9()
-        bed.daemon.start()
+        node.daemon.kill9()
+        node.daemon.start()
         wait("topoproxy's plugin to register again", lambda: healthy() == len(DEVICES))
-        assert (bed.snapshot(), kubelet_allocations(), holders()) == (everyone, gave, holders_before)
+        assert (node.snapshot(), kubelet_allocations(), holders()) == (everyone, gave, holders_before)
         assert kubelets_files() == files
         step("the daemon was killed: kubelet's sockets, checkpoint and registrations are unchanged")
-        bed.stop_kubelet()
+        node.stop_kubelet()
         assert CHECKPOINT.read_bytes() == files["checkpoint"]
-        bed.start_under("none")
+        node.start_with_policy("none")
         wait("kubelet's plugins to register again", lambda: kubelet_lists() == kubelets)
         wait("kubelet's account of its pods", lambda: kubelet_allocations() == gave)
-        assert (bed.snapshot(), kubelet_allocations(), holders()) == (everyone, gave, holders_before)
+        assert (node.snapshot(), kubelet_allocations(), holders()) == (everyone, gave, holders_before)
         assert healthy() == len(DEVICES)
-        assert refusals(bed) == {}
-        check_listed_devices(bed)
+        assert refusals(node) == {}
+        check_listed_devices(node)
         step("kubelet was restarted: the same containers with the same devices")
 
         (freed,) = {VFS[name] for name in gave["both"][VF]}
@@ -321,14 +328,14 @@ def main() -> None:
             lambda: "both" not in kubelet_allocations() and not any(holders().values()),
             2 * LONG_S,
         )
-        add(bed, "next", 4, vf=2, card=2)
-        assert check_aligned(bed, "next") == Mask([freed])
-        check_listed_devices(bed)
-        register_the_daemons_resource_with_kubelet(bed)
-        assert bed.daemon.status()["violations"] == []
+        add(node, "next", 4, vf=2, card=2)
+        assert check_aligned(node, "next") == Mask([freed])
+        check_listed_devices(node)
+        register_the_daemons_resource_with_kubelet(node)
+        assert node.daemon.status()["violations"] == []
         ours.kill9()
-    bed.stop_kubelet()
-    assert bed.daemon.stop() == 0
+    node.stop_kubelet()
+    assert node.daemon.stop() == 0
     step("the scenario ends well")
 
 

@@ -7,30 +7,30 @@ import sys
 from pathlib import Path
 
 from cri import cpuset_root, is_v2
-from vm_guest import ALL, LONG_S, Daemon, core_of, node_cpus, step, wait
-from vm_pools import Node
+from vm_guest import ALL, LONG_S, GuestDaemon, core_of, node_cpus, step, wait
+from vm_pools import GuestNode
 
 from proxy.model.idset import CpuSet
 
 LOOPS = 5
 BUSY = ("sh", "-c", " & ".join(["while :; do :; done"] * LOOPS))
-BATCH = ("be", "besteffort")
+BE_KINDS = ("be", "besteffort")
 SETTINGS = {"mode": "cpuset", "threshold": 60, "period": "1s"}
-MOST = len(ALL) * 60 // 100
+BUDGET_CPUS = len(ALL) * 60 // 100
 CPU_V1 = Path("/sys/fs/cgroup/cpu")
 OWN = CpuSet(list(node_cpus(3))[:4])
 
 
-def be_cpus(node: Node) -> CpuSet:
+def be_cpus(node: GuestNode) -> CpuSet:
     """Return the CPUs of BE containers, empty while they differ; none of them may be an owner's."""
-    found = {name: node.place(name).cpus for name in BATCH}
+    found = {name: node.place(name).cpus for name in BE_KINDS}
     for cpus in found.values():
         assert cpus, "a container without CPUs"
         assert not cpus & OWN, f"BE runs on an LSE pod's CPUs: {found}"
     return found["be"] if found["be"] == found["besteffort"] else CpuSet()
 
 
-def narrow(node: Node, most: int, least: int = 2) -> CpuSet:
+def wait_for_be_cpus(node: GuestNode, most: int, least: int = 2) -> CpuSet:
     """Wait until BE has ``least`` to ``most`` CPUs; returns them."""
     seen: list[CpuSet] = [CpuSet()]
 
@@ -42,9 +42,9 @@ def narrow(node: Node, most: int, least: int = 2) -> CpuSet:
     return seen[0]
 
 
-def load(node: Node) -> None:
+def check_beside_load(node: GuestNode) -> None:
     """A pod that keeps some CPUs busy starts and ends."""
-    idle = narrow(node, MOST, MOST - 8)
+    idle = wait_for_be_cpus(node, BUDGET_CPUS, BUDGET_CPUS - 8)
     step(f"an idle node leaves {len(idle)} of {len(ALL)} CPUs to BE: {idle}")
     whole = [cpu for cpu in idle if core_of(cpu) <= idle]
     assert len(whole) >= len(idle) - 1, f"not in whole cores: {idle}"
@@ -52,16 +52,16 @@ def load(node: Node) -> None:
     pod = node.pod("burstable", name="load")
     busy = node.cri.create(pod, timeout=LONG_S, command=BUSY, cpu_shares=1024)
     node.cri.start(busy)
-    fewer = narrow(node, len(idle) - LOOPS + 1)
+    fewer = wait_for_be_cpus(node, len(idle) - LOOPS + 1)
     step(f"beside {LOOPS} busy CPUs there are {len(fewer)}: {fewer}")
     node.check(("ls",), ALL - OWN)
     node.check(("lse",), OWN)
     node.cri.stop(busy)
-    again = narrow(node, MOST, len(fewer) + 3)
+    again = wait_for_be_cpus(node, BUDGET_CPUS, len(fewer) + 3)
     step(f"then {len(again)} again: {again}")
 
 
-def check_output(daemon: Daemon) -> None:
+def check_output(daemon: GuestDaemon) -> None:
     """Check the output of ``status`` and ``explain``."""
     page = daemon.cli("status").stdout
     print(page[page.index("BE suppression") :].partition("\n\n")[0], flush=True)
@@ -84,7 +84,7 @@ def steps_up() -> list[int]:
     return [now - was for now, was in sizes if now > was]
 
 
-def quota(node: Node) -> int:
+def quota(node: GuestNode) -> int:
     """The CFS quota of the group above all BE pods; -1 for none."""
     directory = node.group("be").parent.parent
     assert "besteffort" in directory.name, directory
@@ -94,13 +94,13 @@ def quota(node: Node) -> int:
     return int((CPU_V1 / directory.relative_to(cpuset_root()) / "cpu.cfs_quota_us").read_text())
 
 
-def by_quota(daemon: Daemon, node: Node) -> None:
+def by_quota(daemon: GuestDaemon, node: GuestNode) -> None:
     """Suppression by a quota, which remains after a kill until the next start."""
     assert daemon.stop() == 0
     daemon.configure(beSuppress={**SETTINGS, "mode": "cfs-quota"})
     daemon.start()
-    wait("a quota", lambda: MOST - 8 < quota(node) / 100_000 < MOST + 1)
-    node.check(BATCH, ALL - OWN)
+    wait("a quota", lambda: BUDGET_CPUS - 8 < quota(node) / 100_000 < BUDGET_CPUS + 1)
+    node.check(BE_KINDS, ALL - OWN)
     step(f"BE pods together have {quota(node) / 100_000:.2f} CPUs by quota")
     daemon.kill9()
     assert quota(node) > 0
@@ -111,11 +111,11 @@ def by_quota(daemon: Daemon, node: Node) -> None:
 
 
 def main() -> None:
-    daemon, node = Daemon(beSuppress=SETTINGS, log={"level": "debug"}), Node(sys.argv[1])
+    daemon, node = GuestDaemon(beSuppress=SETTINGS, log={"level": "debug"}), GuestNode(sys.argv[1])
     node.run("lse", OWN)
-    for kind in (*BATCH, "ls"):
+    for kind in (*BE_KINDS, "ls"):
         node.run(kind)
-    load(node)
+    check_beside_load(node)
     check_output(daemon)
     grown = steps_up()
     assert grown, Path("/out/proxy.log").read_text()[-2000:]
@@ -123,17 +123,17 @@ def main() -> None:
     node.run("be", name="late")
     wait("a late container to have the same CPUs", lambda: node.place("late").cpus == be_cpus(node))
     daemon.kill9()
-    assert len(be_cpus(node)) <= MOST
+    assert len(be_cpus(node)) <= BUDGET_CPUS
     daemon.configure()
     daemon.start()
-    node.check(BATCH, ALL - OWN, limit=LONG_S)
+    node.check(BE_KINDS, ALL - OWN, limit=LONG_S)
     step("killed, and started with suppression switched off: BE has the whole pool")
     by_quota(daemon, node)
     daemon.configure(beSuppress=SETTINGS)
     daemon.start()
-    narrow(node, MOST)
+    wait_for_be_cpus(node, BUDGET_CPUS)
     assert daemon.stop() == 0
-    node.check(BATCH, ALL - OWN)
+    node.check(BE_KINDS, ALL - OWN)
     step("all is given back")
 
 

@@ -3,7 +3,7 @@
 systemd's properties must match the kernel: neither a reload nor a change of another property moves a
 container, whether the daemon runs or not. The daemon repairs properties that runc or another program has set.
 
-    python3 vm_lasting.py systemd
+    python3 vm_unit_properties.py systemd
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from types import TracebackType
 from typing import Self
 
 from cri import Cri
-from vm_crash import OTHERS, OWN, Watch
-from vm_guest import ALL, LONG_S, SOCKET, Daemon, place_in, step, wait
-from vm_pools import Node
+from vm_crash import OTHER_KINDS, OWN, OverlapWatch
+from vm_guest import ALL, LONG_S, SOCKET, GuestDaemon, place_in, step, wait
+from vm_pools import GuestNode
 
 from proxy.model.idset import CpuSet, Mask
 
 REST = ALL - OWN
-SLOWER = 25.0
+EMULATION_FACTOR = 25.0
 """Seconds under emulation for one second on real hardware."""
 
 
 class Movements:
     """A thread that checks continuously whether a container moves."""
 
-    def __init__(self, node: Node, names: tuple[str, ...]) -> None:
+    def __init__(self, node: GuestNode, names: tuple[str, ...]) -> None:
         self._groups = {name: node.group(name) for name in names}
         self._before = {name: place_in(directory) for name, directory in self._groups.items()}
         self._over = threading.Event()
@@ -68,27 +68,27 @@ def unit_cpus(directory: Path, name: str = "AllowedCPUs") -> str:
     return systemctl("show", "--value", "-p", name, directory.name).replace(" ", ",")
 
 
-def lasts(node: Node, name: str, cpus: CpuSet) -> None:
+def check_lasting_cpus(node: GuestNode, name: str, cpus: CpuSet) -> None:
     """Check that a container has these CPUs, and that its unit has the same."""
     node.check((name,), cpus, limit=LONG_S)
     wait(f"the unit of {name}", lambda: CpuSet.parse(unit_cpus(node.group(name))) == cpus)
 
 
-def check_no_moves(node: Node, cause: str, *command: str) -> None:
-    with Movements(node, ("lse", *OTHERS)) as movements:
+def check_no_moves(node: GuestNode, cause: str, *command: str) -> None:
+    with Movements(node, ("lse", *OTHER_KINDS)) as movements:
         systemctl(*command)
     assert not movements.seen, movements.seen
     step(f"{cause}: no container has moved, in {movements.samples} samples")
 
 
-def check_runc_is_repaired(daemon: Daemon, node: Node) -> None:
+def check_runc_is_repaired(daemon: GuestDaemon, node: GuestNode) -> None:
     """An update through the daemon: runc sends systemd a set with its bytes reversed."""
     before = daemon.status()["counters"]
     for name in ("ls", "be", "lse"):
         node.cri.update(node.ids[name], cpu_shares=300)
     for name in ("ls", "be"):
-        lasts(node, name, REST)
-    lasts(node, "lse", OWN)
+        check_lasting_cpus(node, name, REST)
+    check_lasting_cpus(node, "lse", OWN)
     status = daemon.status()
     repaired = status["counters"]["units_repaired"] - before.get("units_repaired", 0)
     problems = [p for p in map(str, status["problems"]) if "sends wrong CPUs to systemd" in p]
@@ -97,17 +97,17 @@ def check_runc_is_repaired(daemon: Daemon, node: Node) -> None:
     step(f"{repaired} updates came with reversed sets: units are right, and it is reported once")
 
 
-def check_other_programs_are_repaired(node: Node) -> None:
+def check_other_programs_are_repaired(node: GuestNode) -> None:
     """Another program changes the CPUs of a unit: the daemon repairs the file and the property."""
     directory, begin = node.group("ls"), time.monotonic()
     systemctl("set-property", "--runtime", directory.name, f"AllowedCPUs={ALL}")
     wait("the file to be repaired", lambda: place_in(directory).cpus == REST)
     took = time.monotonic() - begin
-    lasts(node, "ls", REST)
+    check_lasting_cpus(node, "ls", REST)
     step(f"AllowedCPUs of a container was set by another program: repaired after {took:.1f} s")
 
 
-def reload_is_repaired(daemon: Daemon, node: Node) -> None:
+def reload_is_repaired(daemon: GuestDaemon, node: GuestNode) -> None:
     """A reload applies a property that another program set while the daemon was suspended."""
     directory = node.group("ls")
     daemon.process.send_signal(signal.SIGSTOP)
@@ -130,23 +130,23 @@ def reload_is_repaired(daemon: Daemon, node: Node) -> None:
     looker.start()
     systemctl("daemon-reload")
     looker.join(LONG_S)
-    lasts(node, "ls", REST)
+    check_lasting_cpus(node, "ls", REST)
     was_seen = changes[0] < end
     seen = f"after {changes[1] - changes[0]:.2f} s" if was_seen else "before it was observed"
-    assert not was_seen or changes[1] - changes[0] < SLOWER, changes
+    assert not was_seen or changes[1] - changes[0] < EMULATION_FACTOR, changes
     step(f"a reload that applied another cpuset was repaired {seen}")
 
 
 def main() -> None:
-    daemon, node = Daemon(), Node(sys.argv[1])
-    for kind in OTHERS:
+    daemon, node = GuestDaemon(), GuestNode(sys.argv[1])
+    for kind in OTHER_KINDS:
         node.run(kind)
     node.run("lse", OWN)
-    watch = Watch(node)
+    watch = OverlapWatch(node)
     watch.owner(node.group("lse"))
-    for name in OTHERS:
-        lasts(node, name, REST)
-    lasts(node, "lse", OWN)
+    for name in OTHER_KINDS:
+        check_lasting_cpus(node, name, REST)
+    check_lasting_cpus(node, "lse", OWN)
     assert Mask.parse(unit_cpus(node.group("lse"), "AllowedMemoryNodes")) == Mask([1])
     step("the properties of all units match the kernel")
     check_no_moves(node, "daemon-reload", "daemon-reload")
@@ -156,7 +156,7 @@ def main() -> None:
     check_no_moves(node, "daemon-reload after runc's updates", "daemon-reload")
     wait("both reloads to be counted", lambda: daemon.status()["counters"].get("systemd_reloads") == 2)
     node.run("ls", name="late")
-    lasts(node, "late", REST)
+    check_lasting_cpus(node, "late", REST)
     step("a container was started beside the owner")
     daemon.kill9()
     check_no_moves(node, "daemon-reload while the daemon is dead", "daemon-reload")
@@ -173,10 +173,10 @@ def main() -> None:
     assert not seen, watch.overlaps
     step(f"in {watch.samples} samples no other container was seen on an owner's CPUs")
     node.cri.stop(node.ids.pop("lse"))
-    for name in (*OTHERS, "late"):
-        lasts(node, name, ALL)
+    for name in (*OTHER_KINDS, "late"):
+        check_lasting_cpus(node, name, ALL)
     assert daemon.stop() == 0
-    node.check(OTHERS, ALL)
+    node.check(OTHER_KINDS, ALL)
     step("all is given back")
 
 
