@@ -56,14 +56,16 @@ sys.exit(main())
 
 
 @contextmanager
-def node(directory: Path, runtime: PrivateRuntime, program: Path) -> Iterator[tuple[daemon.Node, list[str]]]:
+def node(
+    directory: Path, runtime: PrivateRuntime, program: Path
+) -> Iterator[tuple[daemon.ModeledNode, list[str]]]:
     """Start a daemon with its defaults, an owner and sharers; gives the sharers."""
     daemon.PROGRAM = program
-    there = daemon.Daemon(directory, runtime, {"reconcilePeriod": "10s"})
+    there = daemon.DaemonProcess(directory, runtime, {"reconcilePeriod": "10s"})
     there.start()
     try:
         with there.client() as client:
-            found = daemon.Node(runtime, there, client)
+            found = daemon.ModeledNode(runtime, there, client)
             found.spawn("lse", last())
             sharers = [found.spawn("ls") for _ in range(SHARERS)]
             quiet(there)
@@ -77,7 +79,7 @@ def last() -> CpuSet:
     return CpuSet([max(online())])
 
 
-def quiet(there: daemon.Daemon) -> None:
+def quiet(there: daemon.DaemonProcess) -> None:
     """Wait until nothing more is written or sent to the runtime."""
 
     def still() -> bool:
@@ -88,7 +90,7 @@ def quiet(there: daemon.Daemon) -> None:
     wait_for("the daemon to come to rest", still, LIMIT_S)
 
 
-def counts(there: daemon.Daemon) -> list[int]:
+def counts(there: daemon.DaemonProcess) -> list[int]:
     counters = there.status()["counters"]
     return [counters.get(name, 0) for name in ("cpusets_written", "settled", "drift_repaired")]
 

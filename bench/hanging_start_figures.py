@@ -175,15 +175,15 @@ def real_node(directory: Path) -> Iterator[tuple[object, object]]:
     """Make a private runtime with a daemon and a file system that stops answering."""
     import daemon
     from private_runtime import PrivateRuntime
-    from stalling import Stalling
+    from stalling_file_system import StallingFileSystem
 
     runtime = PrivateRuntime(directory / "bed").start()
     try:
-        stalling = Stalling(runtime, directory / "stalling")
-        there = daemon.Daemon(directory / "proxy", runtime, {"reconcilePeriod": "1h"})
+        stalling = StallingFileSystem(runtime, directory / "stalling")
+        there = daemon.DaemonProcess(directory / "proxy", runtime, {"reconcilePeriod": "1h"})
         there.start()
         with there.client() as client:
-            yield daemon.Node(runtime, there, client), stalling
+            yield daemon.ModeledNode(runtime, there, client), stalling
         there.stop()
         stalling.close()
     finally:
@@ -200,7 +200,7 @@ def once(found: object, stalling: object) -> tuple[float, float]:
         directory = cgroup_of(container)
         return directory if directory is not None and (directory / "cgroup.procs").read_text() else None
 
-    assert isinstance(found, daemon.Node)
+    assert isinstance(found, daemon.ModeledNode)
     last = CpuSet([max(online())])
     command = ["sh", "-c", "sleep 3600"]
     mounts = {"/data": str(stalling.path)}  # type: ignore[attr-defined]
@@ -211,7 +211,7 @@ def once(found: object, stalling: object) -> tuple[float, float]:
         wait_for("the start to hang", lambda: group_of(sharer))
         with found.daemon.client() as client:
             client.adopt(found.cri)
-            other = daemon.Node(found.runtime, found.daemon, client, {}, found._pods)
+            other = daemon.ModeledNode(found.runtime, found.daemon, client, {}, found._pods)
             other.spawn("lse", last)
     group = group_of(sharer)
     assert group is not None
@@ -228,7 +228,7 @@ def once(found: object, stalling: object) -> tuple[float, float]:
     start.join()
     if opened:
         raise BenchError("a program was executed on CPUs of an owner")
-    found.members.clear()
+    found.containers.clear()
     found.runtime.clear()
     return spent, executed - closed if spent else float("nan")
 

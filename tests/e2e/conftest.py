@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helper modules in this dir
 
 from crio import DIRECTORY as CRIO
 from crio import PrivateCrio, crio_skip_reason
-from daemon import Daemon, Node
+from daemon import DaemonProcess, ModeledNode
 from private_runtime import PrivateRuntime, skip_reason
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ def cri(runtime: PrivateRuntime) -> Iterator[Cri]:
 
 
 @pytest.fixture
-def proxies(runtime: PrivateRuntime, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+def start_daemon(runtime: PrivateRuntime, tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
     """Start daemons in front of the runtime; all are stopped after the test."""
-    made: list[Daemon] = []
+    made: list[DaemonProcess] = []
 
-    def make(directory: Path | None = None, **config: object) -> Daemon:
-        daemon = Daemon(directory or tmp_path / f"proxy{len(made)}", runtime, config)
+    def make(directory: Path | None = None, **config: object) -> DaemonProcess:
+        daemon = DaemonProcess(directory or tmp_path / f"proxy{len(made)}", runtime, config)
         made.append(daemon)
         daemon.start()
         return daemon
@@ -62,23 +62,23 @@ def proxies(runtime: PrivateRuntime, tmp_path: Path) -> Iterator[Callable[..., D
 
 
 @pytest.fixture
-def proxy(proxies: Callable[..., Daemon]) -> Daemon:
+def daemon(start_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
     """A daemon with the default settings of the tests."""
-    return proxies()
+    return start_daemon()
 
 
 @pytest.fixture
-def calm_node(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[Node]:
+def calm_node(runtime: PrivateRuntime, start_daemon: Callable[..., DaemonProcess]) -> Iterator[ModeledNode]:
     """Like ``node``, but without periodic reconciles: only calls and events reveal changes."""
-    daemon = proxies(reconcilePeriod="1h")
+    daemon = start_daemon(reconcilePeriod="1h")
     with daemon.client() as client:
-        yield Node(runtime, daemon, client)
+        yield ModeledNode(runtime, daemon, client)
     runtime.clear()
 
 
 @pytest.fixture
-def node(runtime: PrivateRuntime, proxy: Daemon) -> Iterator[Node]:
+def node(runtime: PrivateRuntime, daemon: DaemonProcess) -> Iterator[ModeledNode]:
     """A client of the daemon that computes the expected CPUs of each container."""
-    with proxy.client() as client:
-        yield Node(runtime, proxy, client)
+    with daemon.client() as client:
+        yield ModeledNode(runtime, daemon, client)
     runtime.clear()

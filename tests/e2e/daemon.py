@@ -23,10 +23,10 @@ PROGRAM = Path(sys.executable).with_name("topoproxy")
 QOS_LABEL = "koordinator.sh/qosClass"
 CPUSET_ANNOTATION = "scheduling.koordinator.sh/resource-status"
 MIB = 1 << 20
-COMPARED_LIMIT = 60.0
+RECONCILES_LIMIT_S = 60.0
 
 
-class Daemon:
+class DaemonProcess:
     """A ``topoproxy serve`` in front of a private runtime.
 
     Attributes:
@@ -123,21 +123,21 @@ class Daemon:
             done.check_returncode()
         return json.loads(done.stdout)
 
-    def passes(self) -> int:
+    def reconciles(self) -> int:
         """Return the number of completed reconciles since the daemon started."""
         return int(self.status()["counters"].get("passes", 0))
 
-    def compared(self, times: int = 2, check: Callable[[], None] = lambda: None) -> None:
+    def wait_for_reconciles(self, times: int = 2, check: Callable[[], None] = lambda: None) -> None:
         """Wait until this number of reconciles has begun and ended; until then, call the check repeatedly."""
-        goal = self.passes() + times + 1  # one may be in progress
+        goal = self.reconciles() + times + 1  # one may be in progress
 
         def done() -> bool:
             check()
-            return self.passes() >= goal
+            return self.reconciles() >= goal
 
-        end = time.monotonic() + COMPARED_LIMIT
+        end = time.monotonic() + RECONCILES_LIMIT_S
         while not done():
-            assert time.monotonic() < end, f"fewer than {times} reconciles in {COMPARED_LIMIT:g} s"
+            assert time.monotonic() < end, f"fewer than {times} reconciles in {RECONCILES_LIMIT_S:g} s"
             time.sleep(0.02)
 
     def explain(self, subject: str, *more: str) -> subprocess.CompletedProcess[str]:
@@ -154,7 +154,7 @@ class Daemon:
 
 
 @dataclass(frozen=True)
-class Kind:
+class PodKind:
     """A class of pods: how kubelet and the scheduler describe it, and where its containers must run.
 
     Attributes:
@@ -162,14 +162,14 @@ class Kind:
         parent: kubelet's cgroup parent for the Kubernetes QoS class.
         resources: The resources as kubelet writes them in CreateContainer.
         pool: ``named`` (the CPUs of the annotation), ``picked`` (the daemon chooses), ``shared`` or ``be``.
-        hard: Whether its CPUs leave the BE pool too.
+        excludes_be: Whether its CPUs leave the BE pool too.
     """
 
     label: str
     parent: str
     resources: dict[str, int]
     pool: str
-    hard: bool = False
+    excludes_be: bool = False
 
 
 def _resources(milli: int, limit: int | None = None, memory: int = 0) -> dict[str, int]:
@@ -183,36 +183,36 @@ def _resources(milli: int, limit: int | None = None, memory: int = 0) -> dict[st
 
 ONE_CPU = _resources(1000, 1000, 64 * MIB)
 KINDS = {
-    "lse": Kind("LSE", "/kubepods", ONE_CPU, "named", hard=True),
-    "lsr": Kind("LSR", "/kubepods", ONE_CPU, "named"),
-    "ls": Kind("LS", "/kubepods/burstable", _resources(500, 800), "shared"),
-    "be": Kind("BE", "/kubepods/besteffort", _resources(0), "be"),
-    "whole": Kind("", "/kubepods", ONE_CPU, "picked", hard=True),
-    "part": Kind("", "/kubepods", _resources(500, 500, 64 * MIB), "shared"),
-    "burstable": Kind("", "/kubepods/burstable", _resources(1000, 2000), "shared"),
-    "besteffort": Kind("", "/kubepods/besteffort", _resources(0), "be"),
+    "lse": PodKind("LSE", "/kubepods", ONE_CPU, "named", excludes_be=True),
+    "lsr": PodKind("LSR", "/kubepods", ONE_CPU, "named"),
+    "ls": PodKind("LS", "/kubepods/burstable", _resources(500, 800), "shared"),
+    "be": PodKind("BE", "/kubepods/besteffort", _resources(0), "be"),
+    "whole": PodKind("", "/kubepods", ONE_CPU, "picked", excludes_be=True),
+    "part": PodKind("", "/kubepods", _resources(500, 500, 64 * MIB), "shared"),
+    "burstable": PodKind("", "/kubepods/burstable", _resources(1000, 2000), "shared"),
+    "besteffort": PodKind("", "/kubepods/besteffort", _resources(0), "be"),
 }
 
 
 @dataclass
-class Member:
+class ModelContainer:
     """A container in the model."""
 
-    kind: Kind
+    kind: PodKind
     own: CpuSet
     pod: str = ""
     running: bool = False
 
 
 @dataclass
-class Node:
+class ModeledNode:
     """A client of the daemon, and a model of the CPUs that each container must have."""
 
     runtime: PrivateRuntime
-    daemon: Daemon
+    daemon: DaemonProcess
     cri: Cri
-    members: dict[str, Member] = field(default_factory=dict)
-    _pods: dict[str, tuple[Kind, CpuSet]] = field(default_factory=dict)
+    containers: dict[str, ModelContainer] = field(default_factory=dict)
+    _pods: dict[str, tuple[PodKind, CpuSet]] = field(default_factory=dict)
 
     # Calls.
 
@@ -252,13 +252,13 @@ class Node:
         """Create a container in a pod, with the resources of its kind."""
         kind, own = self._pods[pod]
         container = self.cri.create(pod, name, **(kind.resources | options))
-        self.members[container] = Member(kind, own, pod)
+        self.containers[container] = ModelContainer(kind, own, pod)
         return container
 
     def start(self, container: str) -> None:
         """Start a container; read the CPUs that the daemon picked from the kernel."""
         self.cri.start(container)
-        member = self.members[container]
+        member = self.containers[container]
         member.running = True
         if member.kind.pool == "picked":
             member.own = cpuset_of(container).cpus
@@ -276,28 +276,28 @@ class Node:
     def remove(self, container: str) -> None:
         """Stop and remove a container."""
         self.cri.stop(container)
-        self.members.pop(container, None)
+        self.containers.pop(container, None)
         self.cri.remove(container)
 
     # Checks.
 
-    def owned(self, hard: bool = False) -> CpuSet:
-        """Return all CPUs with an owner; with ``hard`` only those that leave the BE pool."""
+    def owned(self, excludes_be: bool = False) -> CpuSet:
+        """Return all CPUs with an owner; with ``excludes_be`` only those that leave the BE pool."""
         found = CpuSet()
-        for member in self.members.values():
-            if member.kind.hard or not hard:
+        for member in self.containers.values():
+            if member.kind.excludes_be or not excludes_be:
                 found |= member.own
         return found
 
-    def expected(self, member: Member) -> CpuSet:
+    def expected(self, member: ModelContainer) -> CpuSet:
         """Return the CPUs that a member must have."""
         if member.kind.pool in ("named", "picked"):
             return member.own
-        return online() - self.owned(hard=member.kind.pool == "be")
+        return online() - self.owned(excludes_be=member.kind.pool == "be")
 
     def check(self) -> None:
         """Check that the kernel agrees with the model for every running container."""
-        for container, member in self.members.items():
+        for container, member in self.containers.items():
             if member.running:
                 found, wanted = cpuset_of(container), self.expected(member)
                 message = (
@@ -311,7 +311,7 @@ class Node:
                 if member.kind.pool == "picked":
                     assert len(found.cpus) == 1, message
 
-    def settle(self, limit: float = 5) -> None:
+    def wait_until_settled(self, limit: float = 5) -> None:
         """Wait until every running container has its expected CPUs."""
 
         def settled() -> bool:

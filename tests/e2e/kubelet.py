@@ -28,7 +28,7 @@ def certificate(directory: Path) -> tuple[Path, Path]:
     return cert, key
 
 
-class Kubelet:
+class KubeletServer:
     """Serves the list of pods until it is closed.
 
     Attributes:

@@ -32,8 +32,8 @@ RUNTIME = os.environ.get("TOPOPROXY_CONTAINERD") or ""
 """A directory with another containerd than the host's (see ``runtimes.sh``), and optionally runc."""
 PATH = os.pathsep.join([*([RUNTIME] if RUNTIME else []), os.environ.get("PATH") or os.defpath])
 TOOLS = ("containerd", "runc", "ctr", "unshare", "nsenter", "ip", "iptables", "/bin/busybox")
-START_LIMIT = float(os.environ.get("TOPOPROXY_PATIENCE_S") or 120)
-STOP_LIMIT = 10.0
+START_LIMIT_S = float(os.environ.get("TOPOPROXY_PATIENCE_S") or 120)
+STOP_LIMIT_S = 10.0
 
 
 def skip_reason() -> str:
@@ -50,7 +50,9 @@ def skip_reason() -> str:
     return ""
 
 
-def wait_for(what: str, check: Callable[[], object], limit: float = START_LIMIT, pause: float = 0.02) -> None:
+def wait_for(
+    what: str, check: Callable[[], object], limit: float = START_LIMIT_S, pause: float = 0.02
+) -> None:
     """Wait until the check returns true; an error that the check raises counts as false."""
     end = time.monotonic() + limit
     last: Exception | None = None
@@ -64,7 +66,7 @@ def wait_for(what: str, check: Callable[[], object], limit: float = START_LIMIT,
     raise TimeoutError(f"waited {limit:g} s for {what}: {last or 'the check returned false'}")
 
 
-def end_process(process: subprocess.Popen[str], limit: float = STOP_LIMIT) -> None:
+def end_process(process: subprocess.Popen[str], limit: float = STOP_LIMIT_S) -> None:
     """End a child process: first by SIGTERM, then by SIGKILL."""
     if process.poll() is None:
         process.terminate()
@@ -214,7 +216,7 @@ class PrivateRuntime:
             )
         stdout = self._holder.stdout
         assert stdout is not None
-        if not select.select([stdout], [], [], START_LIMIT)[0] or stdout.readline() != "ready\n":
+        if not select.select([stdout], [], [], START_LIMIT_S)[0] or stdout.readline() != "ready\n":
             raise RuntimeError(f"cannot make the namespaces: {(self.directory / 'registry.log').read_text()}")
 
     def inside(self, command: Sequence[str], *, network: bool = True) -> list[str]:
@@ -270,7 +272,7 @@ class PrivateRuntime:
                 )
             # A client backs off longer after each refused connection, so each attempt uses a new one.
             with self.client() as cri:
-                return bool(cri.list_pods(timeout=START_LIMIT / 15) is not None)
+                return bool(cri.list_pods(timeout=START_LIMIT_S / 15) is not None)
 
         wait_for(self.name, answers, pause=0.1)
 
@@ -278,7 +280,7 @@ class PrivateRuntime:
         """Kill the runtime, as a crash would; pods and their monitors continue to run."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(STOP_LIMIT)
+        self._process.wait(STOP_LIMIT_S)
 
     @contextlib.contextmanager
     def frozen(self):  # type: ignore[no-untyped-def]
@@ -350,7 +352,7 @@ class PrivateRuntime:
             with contextlib.suppress(OSError):
                 for pid in (directory / "cgroup.procs").read_text().split():
                     _kill(int(pid))
-        end = time.monotonic() + STOP_LIMIT
+        end = time.monotonic() + STOP_LIMIT_S
         while (
             directories := [directory for directory in directories if directory.exists()]
         ) and time.monotonic() < end:

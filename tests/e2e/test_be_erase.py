@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cri import cgroup_of, cpuset_of, online
-from daemon import Daemon, Node
+from daemon import DaemonProcess, ModeledNode
 from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
@@ -33,12 +33,12 @@ def group_cpus(container: str) -> list[CpuSet]:
 
 
 def test_cgroups_have_the_be_pool_and_requests_have_no_cpuset(
-    runtime: PrivateRuntime, proxies: Callable[..., Daemon]
+    runtime: PrivateRuntime, start_daemon: Callable[..., DaemonProcess]
 ) -> None:
-    daemon = proxies(koordinator={"beCpuset": "erase"})
+    daemon = start_daemon(koordinator={"beCpuset": "erase"})
     client = daemon.client()
     try:
-        node = Node(runtime, daemon, client)
+        node = ModeledNode(runtime, daemon, client)
         pod = node.pod("be")
         first = node.run(pod, "first")
         assert set(group_cpus(first)) == {ALL}
@@ -61,12 +61,12 @@ def test_cgroups_have_the_be_pool_and_requests_have_no_cpuset(
 
 
 def test_the_first_be_pod_beside_an_owner_has_the_be_pool(
-    runtime: PrivateRuntime, proxies: Callable[..., Daemon]
+    runtime: PrivateRuntime, start_daemon: Callable[..., DaemonProcess]
 ) -> None:
-    daemon = proxies(koordinator={"beCpuset": "erase"})
+    daemon = start_daemon(koordinator={"beCpuset": "erase"})
     client = daemon.client()
     try:
-        node = Node(runtime, daemon, client)
+        node = ModeledNode(runtime, daemon, client)
         lse = node.run(node.pod("lse", LAST))
         first = node.run(node.pod("be"))
         assert set(group_cpus(first)) == {REST}, "its cgroups were created with all CPUs and then narrowed"

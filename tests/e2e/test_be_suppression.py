@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from daemon import Daemon, Node
+from daemon import DaemonProcess, ModeledNode
 from private_runtime import CGROUPS, PrivateRuntime, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -26,7 +26,7 @@ BUSY = ("sh", "-c", "while :; do :; done & while :; do :; done")
 LIMIT_S = 60
 
 
-class Group:
+class BestEffortGroup:
     """The parent cgroup of all BE pods."""
 
     def __init__(self, runtime: PrivateRuntime) -> None:
@@ -68,14 +68,14 @@ def steps_up(log: Path) -> list[float]:
 
 
 def test_the_quota_of_be_pods_follows_the_load_of_other_pods(
-    runtime: PrivateRuntime, proxies: Callable[..., Daemon], constant_proc: Path
+    runtime: PrivateRuntime, start_daemon: Callable[..., DaemonProcess], constant_proc: Path
 ) -> None:
     mode = {"mode": "cfs-quota", "threshold": THRESHOLD, "period": "0.5s"}
-    daemon = proxies(beSuppress=mode, procfsRoot=str(constant_proc), log={"level": "debug"})
-    group = Group(runtime)
+    daemon = start_daemon(beSuppress=mode, procfsRoot=str(constant_proc), log={"level": "debug"})
+    group = BestEffortGroup(runtime)
     try:
         with daemon.client() as client:
-            node = Node(runtime, daemon, client)
+            node = ModeledNode(runtime, daemon, client)
             batch = node.run(node.pod("besteffort"), command=BUSY)
             wait_for("the quota of an idle node", lambda: group.is_idle, LIMIT_S)
             web = node.pod("burstable")

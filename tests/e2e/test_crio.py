@@ -11,7 +11,7 @@ import grpc
 import pytest
 from cri import cgroup_of, code, cpuset_of, cpuset_root, is_v2, online
 from crio import DIRECTORY
-from daemon import KINDS, Node
+from daemon import KINDS, ModeledNode
 from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
@@ -45,7 +45,7 @@ def waiting(runtime: PrivateRuntime) -> set[str]:
     return found
 
 
-def test_a_created_container_leaves_the_cpus_of_an_owner_before_its_start(calm_node: Node) -> None:
+def test_a_created_container_leaves_the_cpus_of_an_owner_before_its_start(calm_node: ModeledNode) -> None:
     """The container's cgroup exists, with a waiting runc process; it starts with the current shared CPUs."""
     node = calm_node
     early = node.create(node.pod("ls"))
@@ -54,10 +54,10 @@ def test_a_created_container_leaves_the_cpus_of_an_owner_before_its_start(calm_n
     node.start(early)
     assert cpuset_of(early).cpus == REST
     node.remove(lse)
-    node.settle(LIMIT_S)
+    node.wait_until_settled(LIMIT_S)
 
 
-def test_monitors_leave_owned_cpus(calm_node: Node) -> None:
+def test_monitors_leave_owned_cpus(calm_node: ModeledNode) -> None:
     node = calm_node
     shared = node.spawn("ls")
     lse = node.spawn("lse", LAST)
@@ -72,7 +72,7 @@ def test_monitors_leave_owned_cpus(calm_node: Node) -> None:
     assert node.daemon.status()["problems"] == []
 
 
-def test_a_sandbox_with_a_process_leaves_owned_cpus_too(calm_node: Node) -> None:
+def test_a_sandbox_with_a_process_leaves_owned_cpus_too(calm_node: ModeledNode) -> None:
     """A sandbox has a process if the pod shares its pid namespace."""
     node = calm_node
     config = node.cri.pod_config("sharing", cgroup_parent="/kubepods/burstable/pod-sharing")
@@ -88,7 +88,7 @@ def test_a_sandbox_with_a_process_leaves_owned_cpus_too(calm_node: Node) -> None
 
 
 def test_a_container_of_a_timed_out_create_starts_with_the_current_cpus(
-    runtime: PrivateRuntime, calm_node: Node, tmp_path: Path
+    runtime: PrivateRuntime, calm_node: ModeledNode, tmp_path: Path
 ) -> None:
     """A create times out at the client, another pod gets CPUs, and the client retries the create."""
     node = calm_node
@@ -116,12 +116,12 @@ def test_a_container_of_a_timed_out_create_starts_with_the_current_cpus(
     assert CpuSet.parse(first.read_text().split(":")[1]) == REST
 
 
-def test_an_exit_is_found_by_a_reconcile(node: Node) -> None:
+def test_an_exit_is_found_by_a_reconcile(node: ModeledNode) -> None:
     sharer, owner = node.spawn("ls"), node.spawn("lse", LAST)
     assert node.daemon.status()["runtime"]["events"] == "not offered"
     group = cgroup_of(owner)
     assert group is not None
     os.kill(int((group / "cgroup.procs").read_text().split()[0]), signal.SIGKILL)
     wait_for("the CPUs to be back", lambda: cpuset_of(sharer).cpus == ALL, LIMIT_S)
-    del node.members[owner]
-    node.settle(LIMIT_S)
+    del node.containers[owner]
+    node.wait_until_settled(LIMIT_S)

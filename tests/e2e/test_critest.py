@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 import pytest
 from cri import cpuset_of, online
-from daemon import CPUSET_ANNOTATION, QOS_LABEL, Daemon
+from daemon import CPUSET_ANNOTATION, QOS_LABEL, DaemonProcess
 
 if TYPE_CHECKING:
     from private_runtime import PrivateRuntime
@@ -70,13 +70,13 @@ def results(
 
 
 def test_the_suite_gives_the_same_results(
-    runtime: PrivateRuntime, tools: Path, proxies: Callable[..., Daemon], tmp_path: Path
+    runtime: PrivateRuntime, tools: Path, start_daemon: Callable[..., DaemonProcess], tmp_path: Path
 ) -> None:
     focus = "" if FULL else PART
     if shutil.which("ipcmk") is None:
         pytest.skip("the suite needs ipcmk (util-linux)")
     direct = results(runtime, tools, runtime.socket, tmp_path / "direct", focus)
-    proxied = results(runtime, tools, proxies().socket, tmp_path / "proxied", focus)
+    proxied = results(runtime, tools, start_daemon().socket, tmp_path / "proxied", focus)
     differing = {name for name in direct | proxied if direct.get(name) != proxied.get(name)}
     if unsteady := {name for name in differing if UNSTEADY.search(name)}:
         again = results(runtime, tools, runtime.socket, tmp_path / "again", UNSTEADY.pattern)
@@ -89,9 +89,9 @@ def test_the_suite_gives_the_same_results(
 
 
 def test_crictl_runs_a_pod_through_the_daemon(
-    runtime: PrivateRuntime, tools: Path, proxies: Callable[..., Daemon], tmp_path: Path
+    runtime: PrivateRuntime, tools: Path, start_daemon: Callable[..., DaemonProcess], tmp_path: Path
 ) -> None:
-    daemon = proxies()
+    daemon = start_daemon()
 
     def crictl(*args: str) -> str:
         endpoint = f"unix://{daemon.socket}"

@@ -18,7 +18,7 @@ from private_runtime import wait_for
 from proxy.model.idset import CpuSet
 
 if TYPE_CHECKING:
-    from daemon import Node
+    from daemon import ModeledNode
     from private_runtime import PrivateRuntime
 
 pytestmark = pytest.mark.e2e
@@ -29,11 +29,11 @@ REST = ALL - LAST
 LIMIT_S = 30
 
 
-def drift(node: Node) -> Any:
+def drift(node: ModeledNode) -> Any:
     return node.daemon.status()["drift"]
 
 
-def start_sharer_and_owner(node: Node) -> tuple[str, str]:
+def start_sharer_and_owner(node: ModeledNode) -> tuple[str, str]:
     """Run a sharer and an owner, and wait until the daemon watches both; returns their ids."""
     sharer = node.spawn("ls")
     owner = node.spawn("lse", LAST)
@@ -42,7 +42,7 @@ def start_sharer_and_owner(node: Node) -> tuple[str, str]:
     return sharer, owner
 
 
-def counter(node: Node, name: str) -> int:
+def counter(node: ModeledNode, name: str) -> int:
     return int(node.daemon.status()["counters"].get(name, 0))
 
 
@@ -59,7 +59,7 @@ def check_repaired(container: str, cpus: CpuSet, what: str) -> None:
     print(f"{what}: repaired {(time.monotonic() - begun) * 1000:.0f} ms after the write")
 
 
-def test_a_direct_write_is_repaired(calm_node: Node) -> None:
+def test_a_direct_write_is_repaired(calm_node: ModeledNode) -> None:
     node = calm_node
     sharer, owner = start_sharer_and_owner(node)
     write(sharer, ALL)
@@ -74,7 +74,7 @@ def test_a_direct_write_is_repaired(calm_node: Node) -> None:
 
 
 def test_an_update_that_bypasses_the_daemon_is_repaired_also_at_the_runtime(
-    runtime: PrivateRuntime, calm_node: Node
+    runtime: PrivateRuntime, calm_node: ModeledNode
 ) -> None:
     node = calm_node
     sharer, _ = start_sharer_and_owner(node)
@@ -89,7 +89,7 @@ def test_an_update_that_bypasses_the_daemon_is_repaired_also_at_the_runtime(
     assert cpuset_of(sharer).cpus == REST
 
 
-def test_an_update_by_runc_itself_is_repaired(runtime: PrivateRuntime, calm_node: Node) -> None:
+def test_an_update_by_runc_itself_is_repaired(runtime: PrivateRuntime, calm_node: ModeledNode) -> None:
     node = calm_node
     sharer, _ = start_sharer_and_owner(node)
     if not Path(runtime.directory, "runc/k8s.io").is_dir():
@@ -100,7 +100,7 @@ def test_an_update_by_runc_itself_is_repaired(runtime: PrivateRuntime, calm_node
     check_repaired(sharer, REST, "an update by runc")
 
 
-def test_a_busy_writer_is_reported_and_repaired_at_a_limited_rate(calm_node: Node) -> None:
+def test_a_busy_writer_is_reported_and_repaired_at_a_limited_rate(calm_node: ModeledNode) -> None:
     node = calm_node
     sharer, _ = start_sharer_and_owner(node)
     directory = cgroup_of(sharer)

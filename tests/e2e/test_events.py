@@ -15,7 +15,7 @@ import time
 import pytest
 from cri import CREATED, EXITED, RUNNING, UNTIL_PROCEED, cgroup_of, cpuset_of, online
 from crio import DIRECTORY as CRIO
-from daemon import MIB, Node
+from daemon import MIB, ModeledNode
 from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
@@ -29,7 +29,7 @@ REST = ALL - LAST
 LIMIT_S = 30
 
 
-def wait_until_subscribed(node: Node) -> dict[str, int]:
+def wait_until_subscribed(node: ModeledNode) -> dict[str, int]:
     """Wait until the daemon receives events and its counters are stable; returns the counters."""
 
     def steady() -> bool:
@@ -65,7 +65,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_an_exit_event_releases_the_cpus(calm_node: Node, how: str) -> None:
+def test_an_exit_event_releases_the_cpus(calm_node: ModeledNode, how: str) -> None:
     node = calm_node
     sharer, pod = node.spawn("ls"), node.pod("lse", LAST)
     owner = node.run(pod, command=["sh", "-c", ENDS[how]], memory_limit_in_bytes=16 * MIB)
@@ -82,13 +82,13 @@ def test_an_exit_event_releases_the_cpus(calm_node: Node, how: str) -> None:
     after = node.daemon.status()
     assert after["counters"]["exits_by_event"] - before.get("exits_by_event", 0) == 1
     assert (owner, "exited") in {(c["id"], c["phase"]) for c in after["containers"]}
-    del node.members[owner]
-    node.settle(limit=LIMIT_S)
+    del node.containers[owner]
+    node.wait_until_settled(limit=LIMIT_S)
     if how == "by its memory":
         assert status.exit_code == 137
 
 
-def test_remaining_processes_of_an_exited_owner_are_killed(calm_node: Node) -> None:
+def test_remaining_processes_of_an_exited_owner_are_killed(calm_node: ModeledNode) -> None:
     """All processes of a container end with its first one: none stays on the released CPUs."""
     node = calm_node
     sharer = node.spawn("ls")
@@ -111,7 +111,7 @@ def alive(pid: str) -> bool:
         return False
 
 
-def test_the_exit_of_an_exec_is_not_counted_as_an_exit_of_its_container(calm_node: Node) -> None:
+def test_the_exit_of_an_exec_is_not_counted_as_an_exit_of_its_container(calm_node: ModeledNode) -> None:
     node = calm_node
     owner = node.spawn("lse", LAST)
     sharer = node.spawn("ls")
@@ -119,7 +119,7 @@ def test_the_exit_of_an_exec_is_not_counted_as_an_exit_of_its_container(calm_nod
     for _ in range(3):
         node.cri.execute(owner, "true")
     ended = node.run(node.pod("be"), command=["true"])  # its exit event follows those of the three execs
-    del node.members[ended]
+    del node.containers[ended]
     wait_for(
         "the exit of the last container",
         lambda: node.daemon.status()["counters"].get("exits_by_event", 0) > before.get("exits_by_event", 0),
@@ -127,17 +127,17 @@ def test_the_exit_of_an_exec_is_not_counted_as_an_exit_of_its_container(calm_nod
     )
     assert node.daemon.status()["counters"]["exits_by_event"] - before.get("exits_by_event", 0) == 1
     assert cpuset_of(sharer).cpus == REST
-    node.settle(limit=LIMIT_S)
+    node.wait_until_settled(limit=LIMIT_S)
 
 
-def test_a_container_that_exits_at_once_releases_its_cpus(calm_node: Node) -> None:
+def test_a_container_that_exits_at_once_releases_its_cpus(calm_node: ModeledNode) -> None:
     """The exit event of a container may arrive before the response to its start."""
     node = calm_node
     sharer = node.spawn("ls")
     wait_until_subscribed(node)
     for round_ in range(5):
         owner = node.run(node.pod("lsr", LAST, name=f"short-{round_}"), command=["true"])
-        del node.members[owner]
+        del node.containers[owner]
         wait_for_all_cpus(sharer)
         # The runtime updates its state after it sends the event: it may still report the container as
         # running.
@@ -148,11 +148,11 @@ def test_a_container_that_exits_at_once_releases_its_cpus(calm_node: Node) -> No
         )
         node.cri.remove(owner)
     assert node.daemon.status()["violations"] == []
-    node.settle(limit=LIMIT_S)
+    node.wait_until_settled(limit=LIMIT_S)
 
 
 def test_an_exit_while_the_runtime_is_down_is_found_after_its_restart(
-    calm_node: Node, runtime: PrivateRuntime
+    calm_node: ModeledNode, runtime: PrivateRuntime
 ) -> None:
     node = calm_node
     sharer = node.spawn("ls")
@@ -174,14 +174,14 @@ def test_an_exit_while_the_runtime_is_down_is_found_after_its_restart(
     print(
         f"CPUs released {(wait_for_all_cpus(sharer) - began) * 1000:.0f} ms after the runtime answered again"
     )
-    del node.members[owner]
+    del node.containers[owner]
     wait_for("the daemon to receive events", lambda: node.daemon.status()["runtime"]["events"] == "connected")
     after = node.daemon.status()["counters"]
     assert after["event_streams"] > before["event_streams"]
-    node.settle(limit=LIMIT_S)
+    node.wait_until_settled(limit=LIMIT_S)
 
 
-def test_creates_and_removals_that_bypass_the_daemon_are_found_by_events(calm_node: Node) -> None:
+def test_creates_and_removals_that_bypass_the_daemon_are_found_by_events(calm_node: ModeledNode) -> None:
     """Calls at the runtime's own socket are seen through its events."""
     node = calm_node
     wait_until_subscribed(node)
@@ -195,17 +195,17 @@ def test_creates_and_removals_that_bypass_the_daemon_are_found_by_events(calm_no
         assert direct.status(waiting).status.state == CREATED
         assert direct.status(unknown).status.state == RUNNING
         direct.remove(waiting)
-        del node.members[waiting]
+        del node.containers[waiting]
         wait_for("the container to be forgotten", lambda: waiting not in phases(node), LIMIT_S)
         direct.stop(unknown)
         wait_for("the exit to be known", lambda: phases(node).get(unknown) == "exited", LIMIT_S)
 
 
-def phases(node: Node) -> dict[str, str]:
+def phases(node: ModeledNode) -> dict[str, str]:
     return {c["id"]: c["phase"] for c in node.daemon.status()["containers"]}
 
 
-def test_simultaneous_exits_are_all_counted(calm_node: Node) -> None:
+def test_simultaneous_exits_are_all_counted(calm_node: ModeledNode) -> None:
     node = calm_node
     sharers = [node.spawn("ls"), node.spawn("be")]
     pod = node.pod("lse", LAST)

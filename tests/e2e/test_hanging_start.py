@@ -16,12 +16,12 @@ import pytest
 from cri import cgroup_of, cpuset_of, online
 from crio import DIRECTORY as CRIO
 from private_runtime import wait_for
-from stalling import Stalling
+from stalling_file_system import StallingFileSystem
 
 from proxy.model.idset import CpuSet
 
 if TYPE_CHECKING:
-    from daemon import Node
+    from daemon import ModeledNode
     from private_runtime import PrivateRuntime
 
 pytestmark = [
@@ -39,8 +39,8 @@ RECORD_CPUS = "grep Cpus_allowed_list /proc/self/status > /first; sleep 3600"
 
 
 @pytest.fixture
-def stalling(runtime: PrivateRuntime, tmp_path: Path) -> Iterator[Stalling]:
-    there = Stalling(runtime, tmp_path / "stalling")
+def stalling(runtime: PrivateRuntime, tmp_path: Path) -> Iterator[StallingFileSystem]:
+    there = StallingFileSystem(runtime, tmp_path / "stalling")
     yield there
     there.close()
 
@@ -48,7 +48,7 @@ def stalling(runtime: PrivateRuntime, tmp_path: Path) -> Iterator[Stalling]:
 class HangingStart(threading.Thread):
     """A thread that starts a sharer with its own client; the start hangs until the mount's source answers."""
 
-    def __init__(self, node: Node, stalling: Stalling) -> None:
+    def __init__(self, node: ModeledNode, stalling: StallingFileSystem) -> None:
         super().__init__()
         self.node = node
         mounts = {"/data": str(stalling.path)}
@@ -82,7 +82,7 @@ class HangingStart(threading.Thread):
         return first.read_text().split()[-1]
 
 
-def test_owners_are_created_while_a_start_hangs(calm_node: Node, stalling: Stalling) -> None:
+def test_owners_are_created_while_a_start_hangs(calm_node: ModeledNode, stalling: StallingFileSystem) -> None:
     node = calm_node
     start = HangingStart(node, stalling)
     with stalling.stalled():
@@ -97,18 +97,18 @@ def test_owners_are_created_while_a_start_hangs(calm_node: Node, stalling: Stall
     start.join()
     assert start.error is None
     assert took < CALL_TIMEOUT_S
-    node.members[start.container].running = True
+    node.containers[start.container].running = True
     assert CpuSet.parse(start.began_on()) == REST
-    node.settle()
+    node.wait_until_settled()
     counters = node.daemon.status()["counters"]
     assert counters["creates_past_calls"] == 1
     print(f"an owner was created and started in {took * 1000:.0f} ms beside a start that hung")
     node.remove(owner)
-    node.settle()
+    node.wait_until_settled()
 
 
 def test_an_owner_keeps_its_cpus_if_the_daemon_is_killed_during_a_hanging_start(
-    node: Node, stalling: Stalling
+    node: ModeledNode, stalling: StallingFileSystem
 ) -> None:
     """The restarted daemon does not know of the start; the owner still has its CPUs exclusively."""
     start = HangingStart(node, stalling)
@@ -120,7 +120,7 @@ def test_an_owner_keeps_its_cpus_if_the_daemon_is_killed_during_a_hanging_start(
         start.join()  # its connection is lost
         assert start.error is not None
         node.daemon.start()
-        node.daemon.compared()
+        node.daemon.wait_for_reconciles()
         assert CpuSet.parse((group / "cpuset.cpus").read_text().strip()) == REST
     with node.daemon.client() as client:
         end = time.monotonic() + 3
@@ -129,4 +129,4 @@ def test_an_owner_keeps_its_cpus_if_the_daemon_is_killed_during_a_hanging_start(
             if found is not None and client.status(start.container).status.state == 1:
                 assert cpuset_of(start.container).cpus == REST
             time.sleep(0.01)
-    node.settle()
+    node.wait_until_settled()

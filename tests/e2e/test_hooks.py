@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from container_process import environment, inside
 from cri import Cri, RpcError, cgroup_of, code, cpuset_of, is_v2, online
-from daemon import CPUSET_ANNOTATION, QOS_LABEL, Daemon
+from daemon import CPUSET_ANNOTATION, QOS_LABEL, DaemonProcess
 from grpc import StatusCode
 from hook_server import SEEN
-from hooked import HookedNode, labels_of
+from hooked_node import HookedNode, labels_of
 from private_runtime import CGROUPS, PrivateRuntime, end_process, wait_for
 
 from proxy.model.idset import CpuSet
@@ -37,7 +37,7 @@ CPU = next((CGROUPS / name for name in ("cpu", "cpu,cpuacct") if (CGROUPS / name
 LIMITED: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 100_000, "cpu_shares": 1024}
 QUOTA, NO_QUOTA = ("cpu.max", "max") if is_v2() else ("cpu.cfs_quota_us", "-1")
 SHIPPED = ("20-quota-off", "30-cpus-file", "40-irq-affinity", "50-crio-annotations", "90-differ")
-NARROWS = """
+NARROW_HOOK = """
     def pre_create_container(event):
         if event.pod.name == "narrow":
             return api.Adjustment(cpus=api.CpuSet.parse("{cpus}"))
@@ -45,8 +45,8 @@ NARROWS = """
 
 
 @pytest.fixture
-def nodes(
-    runtime: PrivateRuntime, tmp_path: Path, proxies: Callable[..., Daemon]
+def start_node(
+    runtime: PrivateRuntime, tmp_path: Path, start_daemon: Callable[..., DaemonProcess]
 ) -> Iterator[Callable[..., HookedNode]]:
     """Start nodes with empty hook directories; keyword arguments go into the section ``hooks``."""
     clients: list[Cri] = []
@@ -61,7 +61,7 @@ def nodes(
             "timeout": "5s",
             **hooks,
         }
-        daemon = proxies(hooks=section, **(config or {}))
+        daemon = start_daemon(hooks=section, **(config or {}))
         clients.append(daemon.client())
         return HookedNode(daemon, clients[-1], tmp_path)
 
@@ -102,7 +102,7 @@ def annotations_of(node: HookedNode, container: str) -> dict[str, str]:
 
 
 def test_all_shipped_hooks_are_enabled_and_disabled_while_the_daemon_runs(
-    nodes: Callable[..., HookedNode], tmp_path: Path
+    start_node: Callable[..., HookedNode], tmp_path: Path
 ) -> None:
     irq = tmp_path / "proc/irq/9/smp_affinity_list"  # a copy: the test must not change the host's interrupts
     irq.parent.mkdir(parents=True)
@@ -117,12 +117,12 @@ def test_all_shipped_hooks_are_enabled_and_disabled_while_the_daemon_runs(
         "50-crio-annotations": irqs | power | {"irq_state": str(tmp_path / "irqs.json")},
     }
     settings = {name: {"config": config} for name, config in keys.items()}
-    node = nodes({"koordinator": {"keepCFSQuota": "always"}}, settings=settings)
+    node = start_node({"koordinator": {"keepCFSQuota": "always"}}, settings=settings)
     assert node.hooks() == {}, "no hook is enabled"
     for name in SHIPPED:
         node.command("enable", name)
     for name in SHIPPED:
-        node.runs(name)
+        node.wait_until_in_use(name)
 
     sharer = node.cri.run(pod(node, "web"))
     requests = {"example.com/quota": "off", "cpu-load-balancing.crio.io": "disable"}
@@ -158,7 +158,7 @@ def test_all_shipped_hooks_are_enabled_and_disabled_while_the_daemon_runs(
 # -- files that come and go --------------------------------------------------------------------------------
 
 
-class Load:
+class ContainerLoad:
     """Clients that create and remove containers; a label names the version of the hook that ran."""
 
     def __init__(self, node: HookedNode, clients: int = 3) -> None:
@@ -181,7 +181,7 @@ class Load:
                     self.faults.append(str(error))
                     return
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> ContainerLoad:
         for thread in self._threads:
             thread.start()
         return self
@@ -198,17 +198,17 @@ class Load:
         print(f"version {version!r} in effect for all after {time.monotonic() - began:.2f} s")
 
 
-def test_a_hook_is_added_changed_broken_and_removed_under_load(nodes: Callable[..., HookedNode]) -> None:
-    node = nodes()
+def test_a_hook_is_added_changed_broken_and_removed_under_load(start_node: Callable[..., HookedNode]) -> None:
+    node = start_node()
 
     def put(version: str) -> None:
         text = f"""
             def pre_create_container(event):
                 return api.Adjustment(labels={{"version": "{version}"}})
         """
-        node.put("50-version", text, wait=False)
+        node.put_hook("50-version", text, wait=False)
 
-    with Load(node) as load:
+    with ContainerLoad(node) as load:
         load.reaches("")
         for version in ("1", "2", "3"):
             put(version)
@@ -232,9 +232,9 @@ def test_a_hook_is_added_changed_broken_and_removed_under_load(nodes: Callable[.
 # -- vetoes and CPUs ---------------------------------------------------------------------------------------
 
 
-def test_a_veto_reaches_the_client_and_moves_no_container(nodes: Callable[..., HookedNode]) -> None:
-    node = nodes()
-    node.put(
+def test_a_veto_reaches_the_client_and_moves_no_container(start_node: Callable[..., HookedNode]) -> None:
+    node = start_node()
+    node.put_hook(
         "10-gate",
         """
         def pre_run_pod_sandbox(event):
@@ -266,10 +266,10 @@ def test_a_veto_reaches_the_client_and_moves_no_container(nodes: Callable[..., H
 
 
 def test_cpus_that_a_hook_narrows_follow_the_pool_and_survive_crashes(
-    nodes: Callable[..., HookedNode],
+    start_node: Callable[..., HookedNode],
 ) -> None:
-    node = nodes()
-    node.put("10-narrow", NARROWS.format(cpus=LAST))
+    node = start_node()
+    node.put_hook("10-narrow", NARROW_HOOK.format(cpus=LAST))
     narrow, free = node.cri.run(pod(node, "narrow")), node.cri.run(pod(node, "free"))
     where = cpuset_of(narrow)
     assert (where.cpus, where.effective, where.tasks) == (LAST, LAST, frozenset({LAST}))
@@ -287,17 +287,17 @@ def test_cpus_that_a_hook_narrows_follow_the_pool_and_survive_crashes(
     node.daemon.start()
     (node.directory / "10-narrow.py").unlink()
     node.daemon.restart()
-    node.daemon.compared()
+    node.daemon.wait_for_reconciles()
     assert (cpuset_of(narrow).cpus, cpuset_of(free).cpus) == (LAST, ALL), "it stays narrowed"
     explanation = node.daemon.explain("default/narrow").stdout
     assert f"Narrowed to CPUs {LAST} by hook 10-narrow" in explanation, explanation
     assert node.daemon.status()["violations"] == []
 
 
-def test_a_daemon_killed_during_a_hook_recovers(nodes: Callable[..., HookedNode]) -> None:
+def test_a_daemon_killed_during_a_hook_recovers(start_node: Callable[..., HookedNode]) -> None:
     """A kill before or after the create reaches the runtime leaves a correct state."""
-    node = nodes()
-    node.put(
+    node = start_node()
+    node.put_hook(
         "10-slow",
         """
         import time
@@ -322,7 +322,7 @@ def test_a_daemon_killed_during_a_hook_recovers(nodes: Callable[..., HookedNode]
         assert len(node.cri.list()) == there, name
     (made,) = node.cri.list()
     node.cri.start(made.id)
-    node.daemon.compared()
+    node.daemon.wait_for_reconciles()
     assert cpuset_of(made.id).cpus == REST
     assert node.daemon.status()["violations"] == []
 
@@ -335,9 +335,11 @@ def _ignored(cri: Cri, group: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("may", [True, False])
-def test_a_hook_may_use_owned_cpus_only_if_configured(nodes: Callable[..., HookedNode], may: bool) -> None:
-    node = nodes(ownedCPUs=may)
-    node.put("10-narrow", NARROWS.format(cpus=LAST))
+def test_a_hook_may_use_owned_cpus_only_if_configured(
+    start_node: Callable[..., HookedNode], may: bool
+) -> None:
+    node = start_node(ownedCPUs=may)
+    node.put_hook("10-narrow", NARROW_HOOK.format(cpus=LAST))
     own = pod(node, "db", "LSE")
     owner = node.cri.run(own, **LIMITED)
     guest = node.cri.run(pod(node, "narrow"))
@@ -354,16 +356,16 @@ def test_a_hook_may_use_owned_cpus_only_if_configured(nodes: Callable[..., Hooke
     assert cpuset_of(again).cpus == LAST, "the owner starts on its CPUs"
     node.daemon.kill9()
     node.daemon.start()
-    node.daemon.compared()
+    node.daemon.wait_for_reconciles()
     assert cpuset_of(guest).cpus == LAST == cpuset_of(again).cpus
     assert node.daemon.status()["violations"] == []
 
 
 def test_a_hook_gives_owned_cpus_to_a_be_pod_with_an_erased_cpuset(
-    nodes: Callable[..., HookedNode],
+    start_node: Callable[..., HookedNode],
 ) -> None:
-    node = nodes({"koordinator": {"beCpuset": "erase"}}, ownedCPUs=True)
-    node.put("10-narrow", NARROWS.format(cpus=LAST))
+    node = start_node({"koordinator": {"beCpuset": "erase"}}, ownedCPUs=True)
+    node.put_hook("10-narrow", NARROW_HOOK.format(cpus=LAST))
     owner = node.cri.run(pod(node, "db", "LSE"), **LIMITED)
     found = []
     for name in ("plain", "narrow"):
@@ -373,7 +375,7 @@ def test_a_hook_gives_owned_cpus_to_a_be_pod_with_an_erased_cpuset(
         found.append(cpuset_of(node.cri.run(group)).effective)
     assert found == [REST, LAST]
     assert cpuset_of(owner).cpus == LAST
-    node.daemon.compared()
+    node.daemon.wait_for_reconciles()
     assert node.problems() == "[]"
 
 
@@ -381,11 +383,11 @@ def test_a_hook_gives_owned_cpus_to_a_be_pod_with_an_erased_cpuset(
 
 
 def test_a_pod_runs_in_the_cgroup_that_a_hook_has_chosen(
-    nodes: Callable[..., HookedNode], runtime: PrivateRuntime
+    start_node: Callable[..., HookedNode], runtime: PrivateRuntime
 ) -> None:
-    node = nodes()
+    node = start_node()
     elsewhere = f"{runtime.cgroup}/elsewhere/pod-moved"
-    node.put(
+    node.put_hook(
         "10-elsewhere",
         f"""
         def pre_run_pod_sandbox(event):
@@ -411,9 +413,11 @@ def test_a_pod_runs_in_the_cgroup_that_a_hook_has_chosen(
     wait_for("CPUs to come back", lambda: cpuset_of(sharer).cpus == ALL)
 
 
-def test_updates_of_other_containers_by_a_hook_reach_the_kernel(nodes: Callable[..., HookedNode]) -> None:
-    node = nodes()
-    node.put(
+def test_updates_of_other_containers_by_a_hook_reach_the_kernel(
+    start_node: Callable[..., HookedNode],
+) -> None:
+    node = start_node()
+    node.put_hook(
         "10-others",
         f"""
         known = {{}}
@@ -452,7 +456,7 @@ def test_updates_of_other_containers_by_a_hook_reach_the_kernel(nodes: Callable[
     assert cpuset_of(other).cpus == LAST, "the daemon's update carries the CPUs"
     node.daemon.kill9()
     node.daemon.start()
-    node.daemon.compared()
+    node.daemon.wait_for_reconciles()
     assert (knob(other, file), cpuset_of(other).cpus) == (shares(512)[1], LAST)
 
 
@@ -460,7 +464,7 @@ def test_updates_of_other_containers_by_a_hook_reach_the_kernel(nodes: Callable[
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def start_hook_server(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """Return a function that starts a hook server on ``hook.sock``."""
     started: list[subprocess.Popen[str]] = []
     socket = tmp_path / "hook.sock"
@@ -481,14 +485,14 @@ def server(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
 
 @pytest.mark.parametrize("policy", ["Ignore", "Fail"])
 def test_a_hook_server_is_used_again_after_a_kill_and_after_a_hang(
-    nodes: Callable[..., HookedNode],
-    server: Callable[[], subprocess.Popen[str]],
+    start_node: Callable[..., HookedNode],
+    start_hook_server: Callable[[], subprocess.Popen[str]],
     tmp_path: Path,
     policy: str,
 ) -> None:
-    process = server()
-    node = nodes(timeout="500ms")
-    node.name_server("koordlet", tmp_path / "hook.sock", policy, "PreCreateContainer")
+    process = start_hook_server()
+    node = start_node(timeout="500ms")
+    node.register_server("koordlet", tmp_path / "hook.sock", policy, "PreCreateContainer")
     group = pod(node, "web")
 
     def seen() -> bool:
@@ -511,7 +515,7 @@ def test_a_hook_server_is_used_again_after_a_kill_and_after_a_hang(
     process.kill()
     process.wait(10)
     check_without_server("killed")
-    process = server()
+    process = start_hook_server()
     wait_for("the server to be called again", seen)
     os.kill(process.pid, signal.SIGSTOP)
     wait_for("all threads of the server to stop", lambda: states(process.pid) == {"T"})
@@ -523,10 +527,12 @@ def test_a_hook_server_is_used_again_after_a_kill_and_after_a_hang(
     node.cri.start(node.cri.create(group))
 
 
-def test_the_child_of_a_forking_hook_does_not_block_the_next_daemon(nodes: Callable[..., HookedNode]) -> None:
+def test_the_child_of_a_forking_hook_does_not_block_the_next_daemon(
+    start_node: Callable[..., HookedNode],
+) -> None:
     """Children of ``os.fork`` must not keep the lock and the connections of a killed daemon."""
-    node = nodes()
-    node.put(
+    node = start_node()
+    node.put_hook(
         "10-forks",
         """
         import os, sys, time
@@ -582,9 +588,9 @@ def states(pid: int) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["time.sleep(60)", "while True: pass"])
-def test_a_hanging_hook_delays_only_its_own_call(nodes: Callable[..., HookedNode], how: str) -> None:
-    node = nodes(timeout="4s")
-    node.put(
+def test_a_hanging_hook_delays_only_its_own_call(start_node: Callable[..., HookedNode], how: str) -> None:
+    node = start_node(timeout="4s")
+    node.put_hook(
         "10-hangs",
         f"""
         import time

@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc
 import pytest
 from cri import affinities, cgroup_of, code, cpuset_of, online
-from daemon import KINDS, ONE_CPU, Daemon, Kind, Node
+from daemon import KINDS, ONE_CPU, DaemonProcess, ModeledNode, PodKind
 from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
@@ -34,19 +34,19 @@ ROUND_S = 0.1
 HELD_ROUNDS = 4
 """The number of reconcile rounds for which an owner runs."""
 SHARERS = ("ls", "burstable", "part", "system", "be", "besteffort")
-BATCH = ("be", "besteffort")
+BE_KINDS = ("be", "besteffort")
 OWNERS = (("lse", True), ("lsr", True), ("lse", False), ("lsr", False), ("whole", False))
 """Kind, and whether an annotation names its CPU; otherwise the daemon chooses it."""
 
 
 @dataclass
-class Seen:
+class CpusetSamples:
     """The samples of one container: begin and end of a reading, its cpuset, affinities of its tasks."""
 
     began: float
     samples: list[tuple[float, float, CpuSet, frozenset[CpuSet]]] = field(default_factory=list)
 
-    def turns(self) -> list[str]:
+    def distinct_cpusets(self) -> list[str]:
         """Return the sequence of different cpusets."""
         found: list[str] = []
         for _, _, cpus, _ in self.samples:
@@ -55,7 +55,7 @@ class Seen:
         return found
 
 
-class Watch(threading.Thread):
+class CpusetWatch(threading.Thread):
     """A thread that reads the cpusets of the added containers as fast as it can.
 
     Attributes:
@@ -65,7 +65,7 @@ class Watch(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="watch")
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, CpusetSamples] = {}
         self.fault: BaseException | None = None
         self._groups: dict[str, Path] = {}
         self._over = threading.Event()
@@ -73,10 +73,10 @@ class Watch(threading.Thread):
     def add(self, container: str) -> None:
         directory = cgroup_of(container)
         assert directory is not None
-        self.seen[container] = Seen(time.monotonic())
+        self.seen[container] = CpusetSamples(time.monotonic())
         self._groups[container] = directory
 
-    def drop(self, container: str) -> None:
+    def remove(self, container: str) -> None:
         self._groups.pop(container, None)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Watch(threading.Thread):
         except BaseException as error:
             self.fault = error
 
-    def _read(self, seen: Seen, directory: Path) -> None:
+    def _read(self, seen: CpusetSamples, directory: Path) -> None:
         before = time.monotonic()
         tasks = affinities(directory)
         cpus = CpuSet.parse((directory / "cpuset.cpus").read_text())
@@ -110,7 +110,7 @@ class Reconciler(threading.Thread):
         fault: An error of this thread or of an update.
     """
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: DaemonProcess) -> None:
         super().__init__(name="reconciler")
         self.assumed: dict[str, str] = {}
         self.sent = 0
@@ -147,9 +147,9 @@ class Reconciler(threading.Thread):
 
 
 @contextmanager
-def watched(node: Node) -> Iterator[tuple[Watch, Reconciler]]:
+def watched(node: ModeledNode) -> Iterator[tuple[CpusetWatch, Reconciler]]:
     """Watch a node under kubelet's traffic; errors of the threads are raised at the end."""
-    watch, kubelet = Watch(), Reconciler(node.daemon)
+    watch, kubelet = CpusetWatch(), Reconciler(node.daemon)
     watch.start()
     kubelet.start()
     try:
@@ -163,7 +163,7 @@ def watched(node: Node) -> Iterator[tuple[Watch, Reconciler]]:
 
 
 @dataclass(frozen=True)
-class Tenure:
+class OwnerPeriod:
     """The period in which an owner runs.
 
     Attributes:
@@ -174,52 +174,52 @@ class Tenure:
     """
 
     container: str
-    kind: Kind
+    kind: PodKind
     cpus: CpuSet
     start_sent: float
     start_answered: float
     stop_sent: float
 
 
-class Scenario:
+class OwnersScenario:
     """A node with sharers of all classes, and owners that come and go."""
 
-    def __init__(self, node: Node, watch: Watch, kubelet: Reconciler) -> None:
+    def __init__(self, node: ModeledNode, watch: CpusetWatch, kubelet: Reconciler) -> None:
         self.node, self.watch, self.kubelet = node, watch, kubelet
-        self.tenures: list[Tenure] = []
+        self.periods: list[OwnerPeriod] = []
         self.sharers: dict[str, str] = {}
         """Container to kind, for the containers that run from the beginning."""
         self.late: list[str] = []
-        self.boxes: dict[str, str] = {}
+        self.sandboxes: dict[str, str] = {}
         """Sandbox to kind, for the watched ones: their process must not run on owned CPUs either."""
 
-    def box(self, pod: str, kind: str) -> None:
-        self.boxes[pod] = kind
+    def add_sandbox(self, pod: str, kind: str) -> None:
+        self.sandboxes[pod] = kind
         self.watch.add(pod)
 
-    def share(self, kind: str, assumed: str = str(ALL)) -> str:
+    def run_sharer(self, kind: str, assumed: str = str(ALL)) -> str:
         container = self.node.spawn(kind)
         self.watch.add(container)
         self.kubelet.assumed[container] = assumed
-        if not self.tenures:
-            self.box(self.node.members[container].pod, kind)
+        if not self.periods:
+            self.add_sandbox(self.node.containers[container].pod, kind)
         return container
 
-    def own(self, kind: str, *, named: bool, pinned: str = "") -> None:
+    def run_owner(self, kind: str, *, named: bool, pinned: str = "") -> None:
         """Run an owner and a further sharer, and remove both."""
         node, what = self.node, KINDS[kind]
         pod = node.pod(kind, LAST if named else None, total=None if named else ONE_CPU)
-        self.box(pod, "ls")
+        self.add_sandbox(pod, "ls")
         owner = node.create(pod, **({"cpuset_cpus": pinned} if pinned else {}))
         sent = time.monotonic()
         node.cri.start(owner)
         answered = time.monotonic()
-        cpus = node.members[owner].own = cpuset_of(owner).cpus
-        node.members[owner].running = True
+        cpus = node.containers[owner].run_owner = cpuset_of(owner).cpus
+        node.containers[owner].running = True
         assert len(cpus) == 1
         self.watch.add(owner)
         self.kubelet.assumed[owner] = pinned or str(cpus)
-        late = self.share("ls")
+        late = self.run_sharer("ls")
         self.late.append(late)
         goal = self.kubelet.rounds + HELD_ROUNDS
         wait_for("kubelet's rounds", lambda: self.kubelet.fault or self.kubelet.rounds >= goal)
@@ -227,91 +227,94 @@ class Scenario:
         for container in (late, owner):
             del self.kubelet.assumed[container]
         stop = time.monotonic()
-        self.tenures.append(Tenure(owner, what, cpus, sent, answered, stop))
+        self.periods.append(OwnerPeriod(owner, what, cpus, sent, answered, stop))
         for container in (late, owner):
             node.remove(container)
-            self.watch.drop(container)
-        self.watch.drop(pod)
+            self.watch.remove(container)
+        self.watch.remove(pod)
         node.cri.stop_pod(pod)
-        node.settle()
+        node.wait_until_settled()
 
-    def intrusions(self) -> list[tuple[float, str, Tenure]]:
+    def intrusions(self) -> list[tuple[float, str, OwnerPeriod]]:
         """Return the samples in which a task or cpuset of a sharer has an owner's CPU while the owner runs.
 
         Returns:
             Seconds since the owner's start was sent, the sharer and its cpuset, and the owner's period.
         """
         found = []
-        for tenure in self.tenures:
+        for period in self.periods:
             for container, seen in self.watch.seen.items():
-                kind = self.sharers.get(container) or self.boxes.get(container)
-                if container == tenure.container or (kind is None and container not in self.late):
+                kind = self.sharers.get(container) or self.sandboxes.get(container)
+                if container == period.container or (kind is None and container not in self.late):
                     continue
-                if kind in BATCH and not tenure.kind.hard:
+                if kind in BE_KINDS and not period.kind.excludes_be:
                     continue
                 for before, after, cpus, tasks in seen.samples:
-                    inside = tenure.start_sent <= before and after <= tenure.stop_sent
-                    if inside and any(not one.isdisjoint(tenure.cpus) for one in (cpus, *tasks)):
-                        found.append((after - tenure.start_sent, f"{kind or 'late'}: {cpus}", tenure))
+                    inside = period.start_sent <= before and after <= period.stop_sent
+                    if inside and any(not one.isdisjoint(period.cpus) for one in (cpus, *tasks)):
+                        found.append((after - period.start_sent, f"{kind or 'late'}: {cpus}", period))
         return found
 
     def closest(self) -> float:
         """Return the shortest time between a sample with an owner's CPU and the owner's start, in seconds."""
         found = []
-        for tenure in self.tenures:
+        for period in self.periods:
             for container in self.sharers:
-                if self.sharers[container] in BATCH and not tenure.kind.hard:
+                if self.sharers[container] in BE_KINDS and not period.kind.excludes_be:
                     continue
                 found += [
-                    tenure.start_sent - after
+                    period.start_sent - after
                     for _, after, cpus, _ in self.watch.seen[container].samples
-                    if after <= tenure.start_sent and not cpus.isdisjoint(tenure.cpus)
+                    if after <= period.start_sent and not cpus.isdisjoint(period.cpus)
                 ]
         return min(found)
 
 
 @pytest.fixture
-def with_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def system_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        KINDS, "system", Kind("SYSTEM", "/kubepods/burstable", KINDS["ls"].resources, "shared")
+        KINDS, "system", PodKind("SYSTEM", "/kubepods/burstable", KINDS["ls"].resources, "shared")
     )
 
 
-def check_turns(scenario: Scenario) -> None:
+def check_changes(scenario: OwnersScenario) -> None:
     """Check that each cpuset changed only because an owner of CPUs of its pool started or ended."""
     for container, kind in scenario.sharers.items():
         expected = [str(ALL)]
-        for tenure in scenario.tenures:
-            if kind not in BATCH or tenure.kind.hard:
+        for period in scenario.periods:
+            if kind not in BE_KINDS or period.kind.excludes_be:
                 # An update that was relayed before the owner ended carries the earlier cpuset. The runtime
                 # may execute it after the pool has grown; it is corrected when the call has been answered.
-                expected += [str(ALL - tenure.cpus), str(ALL)] * 2
-        turns = scenario.watch.seen[container].turns()
+                expected += [str(ALL - period.cpus), str(ALL)] * 2
+        distinct_cpusets = scenario.watch.seen[container].distinct_cpusets()
         rest = iter(expected)
         # On a slow machine the watch may miss a change, but there must not be any other one.
-        assert all(turn in rest for turn in turns), (kind, turns, expected)
-        assert len(set(turns)) == len(set(expected)), (kind, turns)
-    for tenure in scenario.tenures:
-        assert scenario.watch.seen[tenure.container].turns() == [str(tenure.cpus)], tenure.kind
+        assert all(turn in rest for turn in distinct_cpusets), (kind, distinct_cpusets, expected)
+        assert len(set(distinct_cpusets)) == len(set(expected)), (kind, distinct_cpusets)
+    for period in scenario.periods:
+        assert scenario.watch.seen[period.container].distinct_cpusets() == [str(period.cpus)], period.kind
     for container in scenario.late:
-        assert len(scenario.watch.seen[container].turns()) == 1
+        assert len(scenario.watch.seen[container].distinct_cpusets()) == 1
 
 
-@pytest.mark.usefixtures("with_system")
+@pytest.mark.usefixtures("system_kind")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("be", ["narrow", "erase"])
 def test_cpusets_stay_correct_under_reconcile_traffic(
-    runtime: PrivateRuntime, proxies: Callable[..., Daemon], capsys: pytest.CaptureFixture[str], be: str
+    runtime: PrivateRuntime,
+    start_daemon: Callable[..., DaemonProcess],
+    capsys: pytest.CaptureFixture[str],
+    be: str,
 ) -> None:
-    daemon = proxies(reconcilePeriod="1s", koordinator={"beCpuset": be})
+    daemon = start_daemon(reconcilePeriod="1s", koordinator={"beCpuset": be})
     with daemon.client() as client:
-        node = Node(runtime, daemon, client)
+        node = ModeledNode(runtime, daemon, client)
         with watched(node) as (watch, kubelet):
-            scenario = Scenario(node, watch, kubelet)
-            scenario.sharers = {scenario.share(kind): kind for kind in SHARERS}
+            scenario = OwnersScenario(node, watch, kubelet)
+            scenario.sharers = {scenario.run_sharer(kind): kind for kind in SHARERS}
             wait_for("traffic", lambda: kubelet.rounds >= 2 or kubelet.fault)
             for kind, named in (*OWNERS, *OWNERS[:2]):
-                scenario.own(kind, named=named)
+                scenario.run_owner(kind, named=named)
             wait_for("traffic", lambda: kubelet.rounds >= 20 or kubelet.fault, limit=60)
         node.check()
         counters = node.daemon.status()["counters"]
@@ -322,32 +325,32 @@ def test_cpusets_stay_correct_under_reconcile_traffic(
     with capsys.disabled():
         print(
             f"\n  shared containers on a CPU whose owner is started: {window * 1000:.0f} ms ("
-            f"{samples} samples, {len(scenario.tenures)} owners, {kubelet.sent} updates from kubelet;"
+            f"{samples} samples, {len(scenario.periods)} owners, {kubelet.sent} updates from kubelet;"
             f" the last one had left {scenario.closest() * 1000:.0f} ms before the start was sent)"
         )
     assert intrusions == []
-    check_turns(scenario)
+    check_changes(scenario)
     assert kubelet.sent >= 20 * len(SHARERS)
     assert counters.get("drift_repaired", 0) == 0, "only the daemon wrote cpusets"
 
 
-@pytest.mark.usefixtures("with_system")
+@pytest.mark.usefixtures("system_kind")
 @pytest.mark.timeout(240)
 def test_cpus_pinned_by_kubelet_are_kept_beside_annotated_ones(
-    runtime: PrivateRuntime, proxies: Callable[..., Daemon]
+    runtime: PrivateRuntime, start_daemon: Callable[..., DaemonProcess]
 ) -> None:
     """kubelet's CPU manager pins a container: its cpuset is adopted, but not those for other containers."""
-    daemon = proxies(cpuManagerPolicy="none")
+    daemon = start_daemon(cpuManagerPolicy="none")
     with daemon.client() as client:
-        node = Node(runtime, daemon, client)
+        node = ModeledNode(runtime, daemon, client)
         with watched(node) as (watch, kubelet):
-            scenario = Scenario(node, watch, kubelet)
-            scenario.sharers = {scenario.share(kind, str(REST)): kind for kind in ("ls", "be")}
-            scenario.own("whole", named=False, pinned=str(LAST))
-            scenario.own("lse", named=True, pinned=str(ALL))
-            scenario.own("lsr", named=True, pinned=str(REST))
+            scenario = OwnersScenario(node, watch, kubelet)
+            scenario.sharers = {scenario.run_sharer(kind, str(REST)): kind for kind in ("ls", "be")}
+            scenario.run_owner("whole", named=False, pinned=str(LAST))
+            scenario.run_owner("lse", named=True, pinned=str(ALL))
+            scenario.run_owner("lsr", named=True, pinned=str(REST))
         node.check()
     runtime.clear()
-    assert [str(tenure.cpus) for tenure in scenario.tenures] == [str(LAST)] * 3
+    assert [str(period.cpus) for period in scenario.periods] == [str(LAST)] * 3
     assert scenario.intrusions() == []
-    check_turns(scenario)
+    check_changes(scenario)

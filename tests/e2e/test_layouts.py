@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cri import cgroup_of, cpuset_of, cpuset_root, is_v2, online
-from daemon import Daemon, Node
+from daemon import DaemonProcess, ModeledNode
 from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
@@ -37,7 +37,7 @@ def pids(group: Path) -> list[int]:
     return [int(word) for word in (group / "cgroup.procs").read_text().split()]
 
 
-def make(group: Path) -> Path:
+def make_cgroup(group: Path) -> Path:
     """Create a cgroup as a nested runtime does: with the cpuset of its parent."""
     group.mkdir()
     if not is_v2():
@@ -56,13 +56,13 @@ def groups() -> Iterator[list[Path]]:
             group.rmdir()
 
 
-def sandbox_of(node: Node, pod: str) -> Path:
+def sandbox_of(node: ModeledNode, pod: str) -> Path:
     found = cgroup_of(pod)
     assert found is not None
     return found
 
 
-def test_sandboxes_leave_cpus_before_their_owner_starts(calm_node: Node) -> None:
+def test_sandboxes_leave_cpus_before_their_owner_starts(calm_node: ModeledNode) -> None:
     """There are no periodic reconciles here: only the owner's create can move the sandboxes."""
     node = calm_node
     shared = node.pod("ls")
@@ -82,7 +82,7 @@ def test_sandboxes_leave_cpus_before_their_owner_starts(calm_node: Node) -> None
     assert node.daemon.status()["problems"] == []
 
 
-def test_sandboxes_get_released_cpus_back(node: Node) -> None:
+def test_sandboxes_get_released_cpus_back(node: ModeledNode) -> None:
     pod = node.pod("ls")
     node.run(pod)
     lse = node.spawn("lse", LAST)
@@ -92,15 +92,15 @@ def test_sandboxes_get_released_cpus_back(node: Node) -> None:
     assert node.daemon.status()["counters"]["sandboxes_written"] >= 2
 
 
-def test_child_cgroups_of_a_container_have_its_cpus(node: Node, groups: list[Path]) -> None:
+def test_child_cgroups_of_a_container_have_its_cpus(node: ModeledNode, groups: list[Path]) -> None:
     """A runtime in the container has created cgroups at two levels, and its process runs there."""
     container = node.spawn("ls")
     own = cgroup_of(container)
     assert own is not None
     if is_v2():
         pytest.skip("on v2 only leaf cgroups have processes, and child cgroups inherit")
-    inner = make(own / "inner")
-    deep = make(inner / "deep")
+    inner = make_cgroup(own / "inner")
+    deep = make_cgroup(inner / "deep")
     groups += [inner, deep]
     (pid,) = pids(own)
     (deep / "cgroup.procs").write_text(str(pid))
@@ -126,7 +126,7 @@ def narrow(pod_group: Path) -> bool:
     return True
 
 
-def test_a_pods_group_that_another_program_narrowed_is_widened(node: Node) -> None:
+def test_a_pods_group_that_another_program_narrowed_is_widened(node: ModeledNode) -> None:
     pod = node.pod("ls")
     container = node.run(pod)
     own = cgroup_of(container)
@@ -137,18 +137,18 @@ def test_a_pods_group_that_another_program_narrowed_is_widened(node: Node) -> No
 
 
 def test_a_container_in_an_unusual_group_is_found_by_its_process(
-    runtime: PrivateRuntime, proxies: Callable[..., Daemon], groups: list[Path]
+    runtime: PrivateRuntime, start_daemon: Callable[..., DaemonProcess], groups: list[Path]
 ) -> None:
     if is_v2():
         pytest.skip("the test moves a process out of its cgroup, on v1 only")
-    daemon = proxies()
+    daemon = start_daemon()
     with daemon.client() as client:
-        node = Node(runtime, daemon, client)
+        node = ModeledNode(runtime, daemon, client)
         container = node.spawn("ls")
         own = cgroup_of(container)
         assert own is not None
-        odd = make(cpuset_root() / runtime.cgroup.lstrip("/") / "odd")
-        moved = make(odd / container)
+        odd = make_cgroup(cpuset_root() / runtime.cgroup.lstrip("/") / "odd")
+        moved = make_cgroup(odd / container)
         groups += [odd, moved]
         (pid,) = pids(own)
         (moved / "cgroup.procs").write_text(str(pid))
@@ -161,12 +161,12 @@ def test_a_container_in_an_unusual_group_is_found_by_its_process(
         assert daemon.status()["problems"] == []
         assert "cgroups_located" not in daemon.status()["counters"], "the ledger has the cgroup"
         assert runs_on(pid) == REST
-        make(own)  # the runtime expects this cgroup
+        make_cgroup(own)  # the runtime expects this cgroup
         (own / "cgroup.procs").write_text(str(pid))
     runtime.clear()
 
 
-def test_the_status_shows_version_and_driver(node: Node) -> None:
+def test_the_status_shows_version_and_driver(node: ModeledNode) -> None:
     node.pod("ls")
     reported = node.daemon.status()["cgroups"]
     assert (reported["version"], reported["driver"]) == (2 if is_v2() else 1, "cgroupfs")

@@ -12,7 +12,7 @@ from pathlib import Path
 import daemon as daemons
 import pytest
 from cri import cgroup_of, cpuset_root, is_v2, online
-from daemon import Daemon, Node
+from daemon import DaemonProcess, ModeledNode
 from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
@@ -41,7 +41,7 @@ exec {program} "$@"' sh "$@"
 """
 
 
-def make(group: Path) -> Path:
+def make_cgroup(group: Path) -> Path:
     """Create a cgroup with the cpuset of its parent."""
     group.mkdir()
     for file in ("cpuset.cpus", "cpuset.mems"):
@@ -52,7 +52,7 @@ def make(group: Path) -> Path:
 @pytest.fixture
 def groups(runtime: PrivateRuntime) -> Iterator[list[Path]]:
     """The cgroups of a test, the outermost first; they are removed after it."""
-    made = [make(cpuset_root() / f"{runtime.cgroup.lstrip('/')}-contained")]
+    made = [make_cgroup(cpuset_root() / f"{runtime.cgroup.lstrip('/')}-contained")]
     yield made
     for group in reversed(made):
         if group.is_dir():
@@ -60,12 +60,15 @@ def groups(runtime: PrivateRuntime) -> Iterator[list[Path]]:
 
 
 @pytest.fixture
-def contained(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, groups: list[Path], proxies: Callable[..., Daemon]
-) -> Daemon:
+def contained_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    groups: list[Path],
+    start_daemon: Callable[..., DaemonProcess],
+) -> DaemonProcess:
     """A daemon in its own namespaces."""
     for name in ("a", "b"):
-        groups.append(make(groups[-1] / name))
+        groups.append(make_cgroup(groups[-1] / name))
     for name in ("cgroup", "proc"):
         (tmp_path / "host" / name).mkdir(parents=True)
     wrapper = tmp_path / "contained"
@@ -73,7 +76,7 @@ def contained(
     wrapper.write_text(CONTAINED.format(program=program, group=groups[-1], host=tmp_path / "host"))
     wrapper.chmod(0o755)
     monkeypatch.setattr(daemons, "PROGRAM", wrapper)
-    return proxies(cgroupRoot=str(tmp_path / "host/cgroup"), procfsRoot=str(tmp_path / "host/proc"))
+    return start_daemon(cgroupRoot=str(tmp_path / "host/cgroup"), procfsRoot=str(tmp_path / "host/proc"))
 
 
 def where(pid: int) -> str:
@@ -83,34 +86,37 @@ def where(pid: int) -> str:
 
 
 def test_a_daemon_in_namespaces_finds_and_moves_containers(
-    runtime: PrivateRuntime, contained: Daemon, groups: list[Path]
+    runtime: PrivateRuntime, contained_daemon: DaemonProcess, groups: list[Path]
 ) -> None:
-    assert where(contained.pid) == f"/{groups[-1].relative_to(cpuset_root())}"
-    own_view = Path(f"/proc/{contained.pid}/root/sys/fs/cgroup/cpuset")
+    assert where(contained_daemon.pid) == f"/{groups[-1].relative_to(cpuset_root())}"
+    own_view = Path(f"/proc/{contained_daemon.pid}/root/sys/fs/cgroup/cpuset")
     assert not (own_view / runtime.cgroup.lstrip("/")).exists(), (
         "the host's cgroups are only visible at the other path"
     )
-    with contained.client() as client:
-        node = Node(runtime, contained, client)
+    with contained_daemon.client() as client:
+        node = ModeledNode(runtime, contained_daemon, client)
         shared = node.spawn("ls")
         lse = node.spawn("lse", LAST)
         node.check()
         node.remove(lse)
-        node.settle()
+        node.wait_until_settled()
 
         # Now a cgroup with an unusual name: /proc/PID/cgroup shows it relative to the daemon's namespace.
         group = cgroup_of(shared)
         assert group is not None
-        groups.append(make(cpuset_root() / runtime.cgroup.lstrip("/") / "odd"))
-        groups.append(make(groups[-1] / shared))
+        groups.append(make_cgroup(cpuset_root() / runtime.cgroup.lstrip("/") / "odd"))
+        groups.append(make_cgroup(groups[-1] / shared))
         (pid,) = (group / "cgroup.procs").read_text().split()
         (groups[-1] / "cgroup.procs").write_text(pid)
         group.rmdir()
-        wait_for("the cgroup to be found", lambda: contained.status()["counters"].get("cgroups_located") == 1)
+        wait_for(
+            "the cgroup to be found",
+            lambda: contained_daemon.status()["counters"].get("cgroups_located") == 1,
+        )
         node.spawn("lse", LAST)
         assert CpuSet.parse((groups[-1] / "cpuset.cpus").read_text()) == REST
-        problems = [problem["what"] for problem in contained.status()["problems"]]
+        problems = [problem["what"] for problem in contained_daemon.status()["problems"]]
         assert not [what for what in problems if "cannot find" in what], problems
-        make(group)  # the runtime expects this cgroup
+        make_cgroup(group)  # the runtime expects this cgroup
         (group / "cgroup.procs").write_text(pid)
     runtime.clear()

@@ -14,7 +14,7 @@ from proxy.model.idset import CpuSet
 from tests.go_strings import MARK, ODD, on_wire
 
 if TYPE_CHECKING:
-    from daemon import Node
+    from daemon import ModeledNode
 
 pytestmark = pytest.mark.e2e
 
@@ -39,12 +39,12 @@ def tolerant(client: Any) -> None:
     client.method = method
 
 
-def is_ready(node: Node) -> bool:
+def is_ready(node: ModeledNode) -> bool:
     return bool(node.daemon.status()["ready"])
 
 
 def test_a_pod_with_an_odd_annotation_is_placed_and_the_daemon_continues(
-    node: Node, runtime: PrivateRuntime
+    node: ModeledNode, runtime: PrivateRuntime
 ) -> None:
     tolerant(node.cri)
     owner = node.spawn("lse", LAST)

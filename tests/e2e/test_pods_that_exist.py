@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from cri import CREATED, EXITED, cgroup_of, cpuset_of, online
-from daemon import CPUSET_ANNOTATION, KINDS, QOS_LABEL, Member, Node
+from daemon import CPUSET_ANNOTATION, KINDS, QOS_LABEL, ModelContainer, ModeledNode
 from private_runtime import PrivateRuntime, wait_for
 from test_events import init_of, needs_events, phases, wait_for_all_cpus, wait_until_subscribed
 
@@ -47,7 +47,7 @@ COMMANDS = {
 }
 
 
-def run_second_sandbox(node: Node, name: str) -> str:
+def run_second_sandbox(node: ModeledNode, name: str) -> str:
     """Run a second sandbox for a pod of class LSE, as kubelet does; returns a container in it."""
     again = node.cri.run_pod(
         name,
@@ -57,14 +57,14 @@ def run_second_sandbox(node: Node, name: str) -> str:
         cgroup_parent=f"/kubepods/pod-{name}",
     )
     container = node.cri.run(again, "second", **KINDS["lse"].resources)
-    node.members[container] = Member(KINDS["lse"], LAST, again, running=True)
+    node.containers[container] = ModelContainer(KINDS["lse"], LAST, again, running=True)
     return container
 
 
 @needs_events
 @pytest.mark.parametrize("how", COMMANDS)
 def test_a_container_that_a_tool_kills_or_deletes_releases_its_cpus(
-    calm_node: Node, runtime: PrivateRuntime, how: str
+    calm_node: ModeledNode, runtime: PrivateRuntime, how: str
 ) -> None:
     node = calm_node
     sharer, owner = node.spawn("ls"), node.spawn("lse", LAST)
@@ -77,8 +77,8 @@ def test_a_container_that_a_tool_kills_or_deletes_releases_its_cpus(
     print(
         f"{how}: CPUs released {(wait_for_all_cpus(sharer) - began) * 1000:.0f} ms after the tool was called"
     )
-    del node.members[owner]
-    node.settle(limit=LIMIT_S)
+    del node.containers[owner]
+    node.wait_until_settled(limit=LIMIT_S)
     assert node.daemon.status()["violations"] == []
     # The runtime updates its state after its events, even later if a tool bypasses it.
     wait_for("the runtime to report the exit", lambda: node.cri.status(owner).status.state == EXITED, LIMIT_S)
@@ -86,7 +86,7 @@ def test_a_container_that_a_tool_kills_or_deletes_releases_its_cpus(
 
 
 @needs_events
-def test_a_replaced_sandbox_of_the_same_pod_keeps_its_cpus(calm_node: Node) -> None:
+def test_a_replaced_sandbox_of_the_same_pod_keeps_its_cpus(calm_node: ModeledNode) -> None:
     """The pause process is killed; kubelet stops the container and runs a new sandbox for the same pod."""
     node = calm_node
     sharer, pod = node.spawn("ls"), node.pod("lse", LAST, name="again")
@@ -102,7 +102,7 @@ def test_a_replaced_sandbox_of_the_same_pod_keeps_its_cpus(calm_node: Node) -> N
     assert cpuset_of(sharer).cpus == REST
     node.cri.stop(owner)
     node.cri.stop_pod(pod)
-    del node.members[owner]
+    del node.containers[owner]
     second = run_second_sandbox(node, "again")
     assert cpuset_of(second).cpus == LAST
     assert cpuset_of(sharer).cpus == REST
@@ -113,11 +113,11 @@ def test_a_replaced_sandbox_of_the_same_pod_keeps_its_cpus(calm_node: Node) -> N
     assert [entry["pod"] for entry in status["exclusive"]] == ["default/again"]
     assert status["violations"] == []
     node.remove(second)
-    node.settle(limit=LIMIT_S)
+    node.wait_until_settled(limit=LIMIT_S)
     assert cpuset_of(sharer).cpus == ALL
 
 
-def test_two_sandboxes_of_one_pod_share_its_cpus(calm_node: Node) -> None:
+def test_two_sandboxes_of_one_pod_share_its_cpus(calm_node: ModeledNode) -> None:
     """The second sandbox runs before kubelet stops the first one: both have the CPUs of the pod."""
     node = calm_node
     sharer = node.spawn("ls")
@@ -128,12 +128,14 @@ def test_two_sandboxes_of_one_pod_share_its_cpus(calm_node: Node) -> None:
     assert cpuset_of(sharer).cpus == REST, "the pod still has a container"
     assert cpuset_of(new).cpus == LAST
     node.remove(new)
-    node.settle(limit=LIMIT_S)
+    node.wait_until_settled(limit=LIMIT_S)
     assert cpuset_of(sharer).cpus == ALL
 
 
 @needs_events
-def test_the_daemon_reconciles_with_a_restarted_runtime(calm_node: Node, runtime: PrivateRuntime) -> None:
+def test_the_daemon_reconciles_with_a_restarted_runtime(
+    calm_node: ModeledNode, runtime: PrivateRuntime
+) -> None:
     """While the runtime is down, an owner ends and another program writes the cpuset of a sharer."""
     node = calm_node
     sharer = node.spawn("ls")
@@ -151,11 +153,11 @@ def test_the_daemon_reconciles_with_a_restarted_runtime(calm_node: Node, runtime
     began = time.time()
     wait_for("the exit to be known", lambda: phases(node).get(owner) == "exited", LIMIT_S)
     print(f"the exit is known {(time.time() - began) * 1000:.0f} ms after the runtime answered")
-    del node.members[owner]
+    del node.containers[owner]
     second = node.run(node.pod("lsr", LAST))
     assert cpuset_of(sharer).cpus == REST
     assert node.cri.status(created).status.state == CREATED
     node.start(created)
     node.check()
     node.remove(second)
-    node.settle(limit=LIMIT_S)
+    node.wait_until_settled(limit=LIMIT_S)

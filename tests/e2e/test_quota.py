@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cri import EXITED, UNTIL_PROCEED, Cri, cgroup_of, online
-from daemon import Daemon, Node
+from daemon import DaemonProcess, ModeledNode
 from private_runtime import CGROUPS, PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
@@ -39,10 +39,10 @@ def group(container: str) -> Path:
     return found
 
 
-class Pods:
+class QuotaNode:
     """A node whose pod cgroups have the quota that kubelet would set."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ModeledNode) -> None:
         self.node = node
         self.made: list[Path] = []
 
@@ -54,14 +54,16 @@ class Pods:
 
 
 @pytest.fixture
-def make(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Pods]]:
+def start_node(
+    runtime: PrivateRuntime, start_daemon: Callable[..., DaemonProcess]
+) -> Iterator[Callable[..., QuotaNode]]:
     """Make a daemon with settings, and a client of it."""
     clients: list[Cri] = []
 
-    def pods(**config: object) -> Pods:
-        daemon = proxies(**config)
+    def pods(**config: object) -> QuotaNode:
+        daemon = start_daemon(**config)
         clients.append(daemon.client())
-        return Pods(Node(runtime, daemon, clients[-1]))
+        return QuotaNode(ModeledNode(runtime, daemon, clients[-1]))
 
     yield pods
     for client in clients:
@@ -69,12 +71,12 @@ def make(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[Ca
     runtime.clear()
 
 
-def lsr(pods: Pods, name: str = "db") -> tuple[str, Path]:
+def lsr(pods: QuotaNode, name: str = "db") -> tuple[str, Path]:
     return pods.pod("lsr", name, cpus=CpuSet([max(online())]))
 
 
-def test_owners_have_no_quota_and_other_containers_keep_theirs(make: Callable[..., Pods]) -> None:
-    pods = make()
+def test_owners_have_no_quota_and_other_containers_keep_theirs(start_node: Callable[..., QuotaNode]) -> None:
+    pods = start_node()
     pod, path = lsr(pods)
     other, other_path = pods.pod("burstable", "web")
     owner = pods.node.create(pod)
@@ -102,8 +104,8 @@ def test_owners_have_no_quota_and_other_containers_keep_theirs(make: Callable[..
     assert pods.node.daemon.status()["quotas"] == []
 
 
-def test_the_exit_of_an_owner_restores_the_pods_quota(make: Callable[..., Pods]) -> None:
-    pods = make()
+def test_the_exit_of_an_owner_restores_the_pods_quota(start_node: Callable[..., QuotaNode]) -> None:
+    pods = start_node()
     pod, path = lsr(pods)
     owner = pods.node.run(pod, command=["sh", "-c", UNTIL_PROCEED])
     assert quota(path) == -1
@@ -112,8 +114,8 @@ def test_the_exit_of_an_owner_restores_the_pods_quota(make: Callable[..., Pods])
     wait_for("the pod's quota to be restored", lambda: quota(path) == POD_QUOTA)
 
 
-def test_a_killed_daemon_restores_the_original_quota(make: Callable[..., Pods]) -> None:
-    pods = make()
+def test_a_killed_daemon_restores_the_original_quota(start_node: Callable[..., QuotaNode]) -> None:
+    pods = start_node()
     daemon = pods.node.daemon
     pod, path = lsr(pods)
     owner = pods.node.run(pod)
@@ -137,15 +139,15 @@ def test_a_killed_daemon_restores_the_original_quota(make: Callable[..., Pods]) 
     wait_for("the pod's quota to be restored", lambda: quota(path) == 80_000)
 
 
-def test_quotas_are_kept_if_configured(make: Callable[..., Pods]) -> None:
-    pods = make(koordinator={"keepCFSQuota": "always"})
+def test_quotas_are_kept_if_configured(start_node: Callable[..., QuotaNode]) -> None:
+    pods = start_node(koordinator={"keepCFSQuota": "always"})
     pod, path = lsr(pods)
     owner = pods.node.run(pod)
     assert (quota(path), quota(group(owner))) == (POD_QUOTA, 100_000)
 
 
-def test_a_second_container_restores_quotas_if_configured(make: Callable[..., Pods]) -> None:
-    pods = make(koordinator={"keepCFSQuota": "several-containers"})
+def test_a_second_container_restores_quotas_if_configured(start_node: Callable[..., QuotaNode]) -> None:
+    pods = start_node(koordinator={"keepCFSQuota": "several-containers"})
     pod, path = lsr(pods)
     first = pods.node.run(pod, cpu_quota=60_000)
     assert (quota(path), quota(group(first))) == (-1, -1)
@@ -159,8 +161,8 @@ def test_a_second_container_restores_quotas_if_configured(make: Callable[..., Po
     wait_for("quotas to be removed again", lambda: (quota(path), quota(group(first))) == (-1, -1))
 
 
-def test_a_daemon_configured_to_keep_quotas_restores_them(make: Callable[..., Pods]) -> None:
-    pods = make()
+def test_a_daemon_configured_to_keep_quotas_restores_them(start_node: Callable[..., QuotaNode]) -> None:
+    pods = start_node()
     daemon = pods.node.daemon
     pod, path = lsr(pods)
     owner = pods.node.run(pod)
@@ -172,12 +174,12 @@ def test_a_daemon_configured_to_keep_quotas_restores_them(make: Callable[..., Po
     wait_for("quotas to be restored", lambda: (quota(path), quota(group(owner))) == (POD_QUOTA, 100_000))
 
 
-def test_observe_mode_changes_no_quota(make: Callable[..., Pods]) -> None:
-    pods = make(mode="observe")
+def test_observe_mode_changes_no_quota(start_node: Callable[..., QuotaNode]) -> None:
+    pods = start_node(mode="observe")
     pod, path = lsr(pods)
     owner = pods.node.run(pod)
     pods.node.cri.update(owner, cpu_quota=90_000, cpu_period=100_000)
-    pods.node.daemon.compared()
+    pods.node.daemon.wait_for_reconciles()
     assert (quota(path), quota(group(owner))) == (POD_QUOTA, 90_000)
 
 
@@ -218,9 +220,11 @@ def used_s(container: str) -> float:
 
 
 @pytest.mark.parametrize("keep", ["always", "never"])
-def test_a_busy_owner_is_throttled_only_if_it_has_a_quota(make: Callable[..., Pods], keep: str) -> None:
+def test_a_busy_owner_is_throttled_only_if_it_has_a_quota(
+    start_node: Callable[..., QuotaNode], keep: str
+) -> None:
     """A quota far below its CPUs throttles the owner, even on a busy machine."""
-    pods = make(koordinator={"keepCFSQuota": keep})
+    pods = start_node(koordinator={"keepCFSQuota": keep})
     pod, path = lsr(pods)
     owner = pods.node.run(pod, command=BUSY, cpu_quota=2_000)
     if keep == "always":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cri import Cri, cgroup_of, cpuset_of, online
-from daemon import KINDS, PROGRAM, Daemon, Node
+from daemon import KINDS, PROGRAM, DaemonProcess, ModeledNode
 from private_runtime import CGROUPS, PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
@@ -59,12 +59,12 @@ def check_equal(runtime: PrivateRuntime, ours: str, direct: str) -> None:
     assert saved == plain
 
 
-class Scenario:
+class ReleaseScenario:
     """An owner, a sharer, a BE container, one whose request names CPUs, and one that is not started."""
 
-    def __init__(self, runtime: PrivateRuntime, daemon: Daemon, client: Cri, direct: Cri) -> None:
+    def __init__(self, runtime: PrivateRuntime, daemon: DaemonProcess, client: Cri, direct: Cri) -> None:
         self.runtime, self.daemon, self.direct = runtime, daemon, direct
-        self.node = node = Node(runtime, daemon, client)
+        self.node = node = ModeledNode(runtime, daemon, client)
         pod = node.pod("lsr", LAST, name="db")
         (self.db_group,) = CPU.glob(f"{runtime.cgroup.strip('/')}/**/pod-db")
         (self.db_group / ("cpu.max" if V2 else "cpu.cfs_quota_us")).write_text(str(POD_QUOTA))
@@ -107,13 +107,15 @@ class Scenario:
 
 
 @pytest.fixture
-def make(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Scenario]]:
+def start_scenario(
+    runtime: PrivateRuntime, start_daemon: Callable[..., DaemonProcess]
+) -> Iterator[Callable[..., ReleaseScenario]]:
     clients: list[Cri] = []
 
-    def scenario(**config: object) -> Scenario:
-        daemon = proxies(**config)
+    def scenario(**config: object) -> ReleaseScenario:
+        daemon = start_daemon(**config)
         clients.extend((daemon.client(), runtime.client()))
-        return Scenario(runtime, daemon, *clients[-2:])
+        return ReleaseScenario(runtime, daemon, *clients[-2:])
 
     yield scenario
     for client in clients:
@@ -121,7 +123,7 @@ def make(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[Ca
     runtime.clear()
 
 
-def release(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
+def release(daemon: DaemonProcess, *args: str) -> subprocess.CompletedProcess[str]:
     """Run ``topoproxy release`` with the daemon's settings."""
     return subprocess.run(
         [
@@ -136,8 +138,8 @@ def release(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_online_release_and_its_undo(make: Callable[..., Scenario]) -> None:
-    scenario = make()
+def test_an_online_release_and_its_undo(start_scenario: Callable[..., ReleaseScenario]) -> None:
+    scenario = start_scenario()
     done = release(scenario.daemon)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("released: 5 containers")
@@ -150,7 +152,7 @@ def test_an_online_release_and_its_undo(make: Callable[..., Scenario]) -> None:
     scenario.daemon.restart()
     wait_for("the daemon to be ready", lambda: scenario.daemon.status()["ready"])
     assert scenario.daemon.status()["mode"] == "released"
-    scenario.daemon.compared()
+    scenario.daemon.wait_for_reconciles()
     assert {cpuset_of(c).cpus for c in (late, scenario.ids["shares"], scenario.ids["owner"])} == {online()}
     assert release(scenario.daemon, "--offline").returncode == 75
     done = release(scenario.daemon, "--undo")
@@ -164,8 +166,8 @@ def test_an_online_release_and_its_undo(make: Callable[..., Scenario]) -> None:
     assert release(scenario.daemon, "--undo").returncode == 65
 
 
-def test_an_offline_release(make: Callable[..., Scenario]) -> None:
-    scenario = make()
+def test_an_offline_release(start_scenario: Callable[..., ReleaseScenario]) -> None:
+    scenario = start_scenario()
     scenario.daemon.kill9()
     done = release(scenario.daemon)
     assert done.returncode == 69
@@ -179,8 +181,10 @@ def test_an_offline_release(make: Callable[..., Scenario]) -> None:
     assert cpuset_of(scenario.ids["owner"]).cpus == online()
 
 
-def test_a_release_continues_after_a_kill_of_the_daemon(make: Callable[..., Scenario]) -> None:
-    scenario = make(settle={"perSecond": 1})
+def test_a_release_continues_after_a_kill_of_the_daemon(
+    start_scenario: Callable[..., ReleaseScenario],
+) -> None:
+    scenario = start_scenario(settle={"perSecond": 1})
     with subprocess.Popen(
         [
             *(PROGRAM, "release", "--config", scenario.daemon.directory / "config.yaml"),
@@ -202,8 +206,10 @@ def test_a_release_continues_after_a_kill_of_the_daemon(make: Callable[..., Scen
     scenario.check()
 
 
-def test_containers_are_released_at_a_stop_if_configured(make: Callable[..., Scenario]) -> None:
-    scenario = make(releaseAtStop=True)
+def test_containers_are_released_at_a_stop_if_configured(
+    start_scenario: Callable[..., ReleaseScenario],
+) -> None:
+    scenario = start_scenario(releaseAtStop=True)
     assert scenario.daemon.stop() == 0
     scenario.check()
     scenario.daemon.start()
@@ -213,9 +219,9 @@ def test_containers_are_released_at_a_stop_if_configured(make: Callable[..., Sce
 
 
 def test_a_release_in_observe_mode_does_nothing(
-    make: Callable[..., Daemon], proxies: Callable[..., Daemon]
+    start_scenario: Callable[..., DaemonProcess], start_daemon: Callable[..., DaemonProcess]
 ) -> None:
-    daemon = proxies(mode="observe")
+    daemon = start_daemon(mode="observe")
     done = release(daemon)
     assert done.returncode == 0
     assert "there is nothing to release: in observe mode no container is moved" in done.stdout
@@ -231,12 +237,14 @@ def group_cpus(container: str) -> set[CpuSet]:
 
 
 def test_parent_cgroups_of_be_containers_are_released_too(
-    runtime: PrivateRuntime, proxies: Callable[..., Daemon], request: pytest.FixtureRequest
+    runtime: PrivateRuntime, start_daemon: Callable[..., DaemonProcess], request: pytest.FixtureRequest
 ) -> None:
     request.addfinalizer(runtime.clear)
-    daemon = proxies(koordinator={"beCpuset": "erase"}, beSuppress={"mode": "cfs-quota", "period": "100ms"})
+    daemon = start_daemon(
+        koordinator={"beCpuset": "erase"}, beSuppress={"mode": "cfs-quota", "period": "100ms"}
+    )
     with daemon.client() as client, runtime.client() as direct:
-        node = Node(runtime, daemon, client)
+        node = ModeledNode(runtime, daemon, client)
         container = node.run(node.pod("be"))
         node.run(node.pod("lse", LAST))
         assert group_cpus(container) == {online() - LAST}
@@ -249,12 +257,12 @@ def test_parent_cgroups_of_be_containers_are_released_too(
         pod = direct.run_pod("plain", cgroup_parent="/kubepods/besteffort/pod-plain")
         plain = direct.run(pod, **KINDS["be"].resources)
         check_equal(runtime, container, plain)
-        daemon.compared(1)
+        daemon.wait_for_reconciles(1)
         assert (group_cpus(container), quota_at(above)) == ({online()}, -1)
 
 
-def test_sandboxes_have_all_cpus_after_a_release(make: Callable[..., Scenario]) -> None:
-    scenario = make()
+def test_sandboxes_have_all_cpus_after_a_release(start_scenario: Callable[..., ReleaseScenario]) -> None:
+    scenario = start_scenario()
     sandboxes = [pod.id for pod in scenario.direct.list_pods()]
     wait_for("the daemon to be ready", lambda: scenario.daemon.status()["ready"])
     assert release(scenario.daemon).returncode == 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from container_process import environment, inside
 from cri import Cri, cgroup_of, online
-from daemon import CPUSET_ANNOTATION, QOS_LABEL, Daemon
+from daemon import CPUSET_ANNOTATION, QOS_LABEL, DaemonProcess
 from private_runtime import CGROUPS, PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
@@ -26,10 +26,10 @@ LIMITED: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 100_000, "cpu_sha
 CPU = next((CGROUPS / name for name in ("cpu", "cpu,cpuacct") if (CGROUPS / name).is_dir()), CGROUPS)
 
 
-class Hooked:
+class ShippedHooksNode:
     """A daemon with shipped hooks, and a client of it."""
 
-    def __init__(self, daemon: Daemon, cri: Cri, directory: Path) -> None:
+    def __init__(self, daemon: DaemonProcess, cri: Cri, directory: Path) -> None:
         self.daemon = daemon
         self.cri = cri
         self.directory = directory
@@ -51,13 +51,13 @@ def cpus_file(container: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def hooked(
-    runtime: PrivateRuntime, tmp_path: Path, proxies: Callable[..., Daemon]
-) -> Iterator[Callable[..., Hooked]]:
+def start_node(
+    runtime: PrivateRuntime, tmp_path: Path, start_daemon: Callable[..., DaemonProcess]
+) -> Iterator[Callable[..., ShippedHooksNode]]:
     """Start a daemon whose hook directory has links to some of the shipped hooks."""
     clients: list[Cri] = []
 
-    def make(*names: str, settings: dict[str, object] | None = None, **config: object) -> Hooked:
+    def make(*names: str, settings: dict[str, object] | None = None, **config: object) -> ShippedHooksNode:
         directory = tmp_path / "hooks.d"
         directory.mkdir()
         for name in names:
@@ -69,9 +69,9 @@ def hooked(
             "timeout": "5s",
             "settings": {name: {"config": keys} for name, keys in (settings or {}).items()},
         }
-        daemon = proxies(hooks=hooks, **config)
+        daemon = start_daemon(hooks=hooks, **config)
         clients.append(daemon.client())
-        return Hooked(daemon, clients[-1], tmp_path)
+        return ShippedHooksNode(daemon, clients[-1], tmp_path)
 
     yield make
     for client in clients:
@@ -80,10 +80,10 @@ def hooked(
 
 
 def test_the_file_with_a_containers_cpus_follows_their_changes(
-    hooked: Callable[..., Hooked], tmp_path: Path
+    start_node: Callable[..., ShippedHooksNode], tmp_path: Path
 ) -> None:
     root = tmp_path / "cpus"
-    node = hooked("30-cpus-file", settings={"30-cpus-file": {"root": str(root), "which": "all"}})
+    node = start_node("30-cpus-file", settings={"30-cpus-file": {"root": str(root), "which": "all"}})
     sharer = node.cri.run(node.pod("web", "uid-web", "LS"))
     assert environment(sharer)["SHARED_CPUS"] == str(ALL) == cpus_file(sharer)["SHARED_CPUS"]
     with pytest.raises(OSError, match="Read-only file system"):
@@ -104,7 +104,7 @@ def test_the_file_with_a_containers_cpus_follows_their_changes(
     wait_for("the file after a restart", lambda: cpus_file(sharer)["SHARED_CPUS"] == str(ALL))
 
 
-def test_an_annotation_removes_the_quota_of_one_pod_only(hooked: Callable[..., Hooked]) -> None:
+def test_an_annotation_removes_the_quota_of_one_pod_only(start_node: Callable[..., ShippedHooksNode]) -> None:
     file, none = (
         ("cpu.max", "max") if (CGROUPS / "cgroup.controllers").exists() else ("cpu.cfs_quota_us", "-1")
     )
@@ -114,7 +114,7 @@ def test_an_annotation_removes_the_quota_of_one_pod_only(hooked: Callable[..., H
         return (group / file).read_text().split()[0]
 
     settings = {"20-quota-off": {"annotation": "example.com/quota=off"}}
-    node = hooked("20-quota-off", settings=settings, koordinator={"keepCFSQuota": "always"})
+    node = start_node("20-quota-off", settings=settings, koordinator={"keepCFSQuota": "always"})
     other_uid = UID.replace("0f9a", "1f9a")
     chosen = node.pod("db", UID, "LSE", {"example.com/quota": "off"})
     (path,) = CPU.glob(f"{node.cri._cgroup.strip('/')}/**/pod{UID}")
@@ -131,7 +131,7 @@ def test_an_annotation_removes_the_quota_of_one_pod_only(hooked: Callable[..., H
 
 
 def test_interrupts_leave_an_owners_cpus_and_are_restored(
-    hooked: Callable[..., Hooked], tmp_path: Path
+    start_node: Callable[..., ShippedHooksNode], tmp_path: Path
 ) -> None:
     irq = tmp_path / "proc/irq/9/smp_affinity_list"  # a copy: the test must not change the host's interrupts
     irq.parent.mkdir(parents=True)
@@ -139,7 +139,7 @@ def test_interrupts_leave_an_owners_cpus_and_are_restored(
     mask = tmp_path / "proc/irq/default_smp_affinity"
     mask.write_text(f"{ALL.bits:x}\n")
     keys = {"proc": str(tmp_path / "proc"), "state": str(tmp_path / "irqs.json")}
-    node = hooked("40-irq-affinity", settings={"40-irq-affinity": keys})
+    node = start_node("40-irq-affinity", settings={"40-irq-affinity": keys})
     owner = node.cri.run(node.pod("db", UID, "LSE"))
     wait_for("interrupts to leave", lambda: irq.read_text().strip() == str(REST))
     node.daemon.restart()
@@ -151,10 +151,10 @@ def test_interrupts_leave_an_owners_cpus_and_are_restored(
 
 
 def test_crio_annotations_work_on_containerd_and_changes_are_logged(
-    hooked: Callable[..., Hooked], tmp_path: Path
+    start_node: Callable[..., ShippedHooksNode], tmp_path: Path
 ) -> None:
     keys = {name: str(tmp_path / name) for name in ("proc", "sysfs", "irq_state", "power_state")}
-    node = hooked(
+    node = start_node(
         "50-crio-annotations",
         "90-differ",
         settings={"50-crio-annotations": keys},

@@ -16,10 +16,9 @@ from pathlib import Path
 import daemon as daemons
 import pytest
 from cri import cgroup_of, cpuset_of, cpuset_root, is_v2, online
-from daemon import Daemon, Node
+from daemon import DaemonProcess, ModeledNode
+from daemon.model.idset import CpuSet
 from private_runtime import PrivateRuntime, wait_for
-
-from proxy.model.idset import CpuSet
 
 pytestmark = [
     pytest.mark.e2e,
@@ -55,9 +54,12 @@ def capabilities() -> str:
 
 
 @pytest.fixture
-def hardened(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: PrivateRuntime, proxies: Callable[..., Daemon]
-) -> Iterator[Node]:
+def hardened_node(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    runtime: PrivateRuntime,
+    start_daemon: Callable[..., DaemonProcess],
+) -> Iterator[ModeledNode]:
     """A node whose daemon has the restrictions of the unit."""
     directory = tmp_path / "proxy"
     directory.mkdir()
@@ -66,27 +68,27 @@ def hardened(
     wrapper.write_text(HARDENED.format(**values))
     wrapper.chmod(0o755)
     monkeypatch.setattr(daemons, "PROGRAM", wrapper)
-    proxy = proxies(directory)
-    with proxy.client() as client:
-        yield Node(runtime, proxy, client)
+    daemon = start_daemon(directory)
+    with daemon.client() as client:
+        yield ModeledNode(runtime, daemon, client)
     runtime.clear()
 
 
-def test_the_daemon_is_confined(hardened: Node) -> None:
+def test_the_daemon_is_confined(hardened_node: ModeledNode) -> None:
     """The other tests depend on this."""
-    root = Path(f"/proc/{hardened.daemon.pid}")
+    root = Path(f"/proc/{hardened_node.daemon.pid}")
     status = (root / "status").read_text()
     assert re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE)
     mounts = [line.split() for line in (root / "mounts").read_text().splitlines()]
     flags = {at: options.split(",")[0] for _, at, _, options, *_ in mounts}
     assert flags["/"] == flags["/sys"] == "ro"
-    assert flags[str(hardened.daemon.directory)] == "rw"
+    assert flags[str(hardened_node.daemon.directory)] == "rw"
     held = int(re.findall(r"^CapPrm:\s+(\w+)$", status, re.MULTILINE)[0], 16)
     assert held.bit_count() == len(capabilities().split(",")) - 1
 
 
-def test_a_confined_daemon_places_watches_and_releases_containers(hardened: Node) -> None:
-    node, daemon = hardened, hardened.daemon
+def test_a_confined_daemon_places_watches_and_releases_containers(hardened_node: ModeledNode) -> None:
+    node, daemon = hardened_node, hardened_node.daemon
     sharer = node.spawn("ls")
     owner = node.spawn("lse", LAST)
     node.check()
@@ -116,16 +118,16 @@ def test_a_confined_daemon_places_watches_and_releases_containers(hardened: Node
         assert [entry["cpus"] for entry in daemon.status()["exclusive"]] == [str(LAST)]
         node.check()
         node.remove(owner)
-        node.settle(LIMIT_S)
+        node.wait_until_settled(LIMIT_S)
         status = daemon.status()
         assert status["problems"] == status["violations"] == []
         assert status["drift"]["not_watched"] == ""
 
 
 @pytest.mark.skipif(is_v2(), reason="on cgroup v2 groups inside a container follow by themselves")
-def test_groups_of_another_user_inside_a_container_are_narrowed(hardened: Node) -> None:
+def test_groups_of_another_user_inside_a_container_are_narrowed(hardened_node: ModeledNode) -> None:
     """This needs CAP_DAC_OVERRIDE: without it root may not write a file that it does not own."""
-    node = hardened
+    node = hardened_node
     sharer = node.spawn("ls")
     group = cgroup_of(sharer)
     assert group is not None

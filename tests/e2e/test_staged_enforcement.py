@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from cri import cgroup_of, online
-from daemon import PROGRAM, Daemon, Node
+from daemon import PROGRAM, DaemonProcess, ModeledNode
 from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
@@ -41,7 +41,7 @@ def settings(mode: str, **enforce: object) -> dict[str, object]:
     }
 
 
-def command(daemon: Daemon, *args: str) -> Any:
+def command(daemon: DaemonProcess, *args: str) -> Any:
     """Run a topoproxy command for a daemon; returns its JSON output."""
     admin = f"unix://{daemon.directory / 'admin.sock'}"
     done = subprocess.run(
@@ -51,26 +51,26 @@ def command(daemon: Daemon, *args: str) -> Any:
     return json.loads(done.stdout)
 
 
-def reconfigure(daemon: Daemon, changed: dict[str, object]) -> None:
+def reconfigure(daemon: DaemonProcess, changed: dict[str, object]) -> None:
     """Change the configuration and reload it."""
     file = daemon.directory / "config.yaml"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
     assert command(daemon, "reload")["reload"]["result"] == "applied"
 
 
-def pods_of(daemon: Daemon) -> dict[str, int]:
+def pods_of(daemon: DaemonProcess) -> dict[str, int]:
     found: dict[str, int] = command(daemon, "enforce", "status")["pods"]
     return found
 
 
-def is_done(daemon: Daemon, what: str) -> bool:
+def is_done(daemon: DaemonProcess, what: str) -> bool:
     """Return whether all pods are enforced, or observed, and no step is in progress."""
     found = pods_of(daemon)
     return found[what] == PODS and not found["inStep"]
 
 
 @dataclass
-class Watch:
+class CpusetSampler:
     """Reads all cpusets repeatedly.
 
     Attributes:
@@ -99,7 +99,7 @@ class Watch:
     def read(self, container: str) -> CpuSet:
         return CpuSet.parse(self.files[container].read_text().strip())
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Read all cpusets, the owner's first and last, because reading many files takes time."""
         began = time.monotonic()
         first, now = self.read(self.owner), {}
@@ -121,7 +121,7 @@ class Watch:
 
     def run(self) -> None:
         while not self._over.is_set():
-            self.look()
+            self.sample()
             time.sleep(0.005)
 
     def stop(self) -> None:
@@ -135,34 +135,36 @@ class Watch:
         return dict(self._last)
 
 
-def rate(watch: Watch, began: float, ended: float) -> float:
+def check_rate(sampler: CpusetSampler, began: float, ended: float) -> float:
     """Check that the pods changed in bounded steps between two times; returns the pods per second."""
     first: dict[str, float] = {}
-    for at, container, _ in watch.since(began):
+    for at, container, _ in sampler.since(began):
         if at <= ended:
-            first.setdefault(watch.pods[container], at)
+            first.setdefault(sampler.pods[container], at)
     times = sorted(first.values())
     for i, early in enumerate(times):
         for j in range(i, len(times)):
             # The interval may begin and end within a step, and ``early`` may have been recorded late.
-            most = STEP * ((times[j] - early + watch.delay) / PERIOD_S + 2)
+            most = STEP * ((times[j] - early + sampler.delay) / PERIOD_S + 2)
             assert j - i + 1 <= most, f"{j - i + 1} pods in {times[j] - early:.2f} s"
     return (len(times) - STEP) / max(times[-1] - times[0], PERIOD_S)
 
 
-def monotone(watch: Watch, began: float, ended: float) -> None:
+def check_single_changes(sampler: CpusetSampler, began: float, ended: float) -> None:
     """Check that no container has changed more than once between two times."""
-    seen = [container for at, container, _ in watch.since(began) if at <= ended]
+    seen = [container for at, container, _ in sampler.since(began) if at <= ended]
     again = {container[:12] for container in seen if seen.count(container) > 1}
     assert not again, f"containers changed more than once: {again}"
 
 
 @pytest.fixture
-def loaded(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[tuple[Daemon, Watch]]:
+def loaded_daemon(
+    runtime: PrivateRuntime, start_daemon: Callable[..., DaemonProcess]
+) -> Iterator[tuple[DaemonProcess, CpusetSampler]]:
     """A daemon that observes 200 running containers, one of which is to own a CPU."""
-    daemon = proxies(**settings("observe"))
+    daemon = start_daemon(**settings("observe"))
     with daemon.client() as client:
-        node, pods = Node(runtime, daemon, client), dict[str, str]()
+        node, pods = ModeledNode(runtime, daemon, client), dict[str, str]()
         sleep = {"command": ["sleep", "7200"]}
         owner = node.run(node.pod("lse", OWNED, name="owner"), **sleep)
         pods[owner] = "owner"
@@ -172,25 +174,25 @@ def loaded(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[
                 pods[node.run(pod, f"c{each}", **sleep)] = f"shares-{at}"
         groups = {container: cgroup_of(container) for container in pods}
         files = {i: path / "cpuset.cpus" for i, path in groups.items() if path is not None}
-        watch = Watch(files, pods, owner)
-        watch.look()
-        thread = threading.Thread(target=watch.run)
+        sampler = CpusetSampler(files, pods, owner)
+        sampler.sample()
+        thread = threading.Thread(target=sampler.run)
         thread.start()
         try:
-            yield daemon, watch
+            yield daemon, sampler
         finally:
-            watch.stop()
+            sampler.stop()
             thread.join()
     runtime.clear()
 
 
 def test_200_containers_change_from_observe_to_enforce_and_back(
-    loaded: tuple[Daemon, Watch], capsys: pytest.CaptureFixture[str]
+    loaded_daemon: tuple[DaemonProcess, CpusetSampler], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    daemon, watch = loaded
-    figures: dict[str, object] = {"containers": len(watch.files), "pods": len(set(watch.pods.values()))}
-    assert len(watch.files) == 200
-    assert set(watch.has().values()) == {online()}, "in mode observe nothing is changed"
+    daemon, sampler = loaded_daemon
+    figures: dict[str, object] = {"containers": len(sampler.files), "pods": len(set(sampler.pods.values()))}
+    assert len(sampler.files) == 200
+    assert set(sampler.has().values()) == {online()}, "in mode observe nothing is changed"
     began = time.monotonic()
     reconfigure(daemon, settings("enforce"))
     # -- pause, and a kill of the daemon in the pause
@@ -198,14 +200,14 @@ def test_200_containers_change_from_observe_to_enforce_and_back(
     command(daemon, "enforce", "pause")
     wait_for("the step to end", lambda: not pods_of(daemon)["inStep"], limit=30)
     paused, there = time.monotonic(), pods_of(daemon)
-    has = watch.has()
+    has = sampler.has()
     time.sleep(6 * PERIOD_S)
     daemon.kill9()
     daemon.start()
     wait_for("the daemon to be ready", lambda: daemon.status()["ready"], limit=60)
     time.sleep(6 * PERIOD_S)
-    assert watch.since(paused + 0.1) == [], "nothing changes in a pause"
-    assert watch.has() == has
+    assert sampler.since(paused + 0.1) == [], "nothing changes in a pause"
+    assert sampler.has() == has
     assert pods_of(daemon) == there
     figures["paused at"] = f"{there['enforced']} of {PODS} pods"
     # -- resume, and a kill of the daemon meanwhile
@@ -221,17 +223,19 @@ def test_200_containers_change_from_observe_to_enforce_and_back(
         ),
         limit=LIMIT_S,
     )
-    wait_for("the owner to have its CPU", lambda: watch.has()[watch.owner] == OWNED, limit=30)
+    wait_for("the owner to have its CPU", lambda: sampler.has()[sampler.owner] == OWNED, limit=30)
     ended = time.monotonic()
-    assert {i: cpus for i, cpus in watch.has().items() if i != watch.owner} == {
-        i: REST for i in watch.files if i != watch.owner
+    assert {i: cpus for i, cpus in sampler.has().items() if i != sampler.owner} == {
+        i: REST for i in sampler.files if i != sampler.owner
     }
-    monotone(watch, began, ended)
-    last = max(at for at, container, _ in watch.since(began) if container != watch.owner)
-    own = next(at for at, container, _ in watch.since(began) if container == watch.owner)
+    check_single_changes(sampler, began, ended)
+    last = max(at for at, container, _ in sampler.since(began) if container != sampler.owner)
+    own = next(at for at, container, _ in sampler.since(began) if container == sampler.owner)
     assert own >= last, "the owner was pinned before other containers had left its CPUs"
     figures["enforced in"] = f"{paused - began:.1f} s + {ended - resumed:.1f} s"
-    figures["rate"] = f"{rate(watch, began, paused):.1f} and {rate(watch, resumed, ended):.1f} pods/s"
+    figures["rate"] = (
+        f"{check_rate(sampler, began, paused):.1f} and {check_rate(sampler, resumed, ended):.1f} pods/s"
+    )
     # -- back to observe
     back = time.monotonic()
     reconfigure(daemon, settings("observe"))
@@ -247,17 +251,17 @@ def test_200_containers_change_from_observe_to_enforce_and_back(
         ),
         limit=LIMIT_S,
     )
-    wait_for("the last write", lambda: set(watch.has().values()) == {online()}, limit=30)
+    wait_for("the last write", lambda: set(sampler.has().values()) == {online()}, limit=30)
     returned = time.monotonic()
-    monotone(watch, back, returned)
+    check_single_changes(sampler, back, returned)
     figures["restored in"] = f"{returned - back:.1f} s"
-    figures["rate back"] = f"{rate(watch, back, returned):.1f} pods/s"
-    figures["readings"] = f"{watch.readings}, at most {watch.longest * 1000:.0f} ms each"
-    assert watch.wrong == []
-    for container in [*list(watch.files)[:3], watch.owner]:  # an update does not undo it
+    figures["rate back"] = f"{check_rate(sampler, back, returned):.1f} pods/s"
+    figures["readings"] = f"{sampler.readings}, at most {sampler.longest * 1000:.0f} ms each"
+    assert sampler.wrong == []
+    for container in [*list(sampler.files)[:3], sampler.owner]:  # an update does not undo it
         with daemon.runtime.client() as direct:
             direct.update(container, cpu_shares=512)
-        assert watch.read(container) == online()
+        assert sampler.read(container) == online()
     figures["overlaps, empty sets"] = "0, 0"
     with capsys.disabled():
         print(

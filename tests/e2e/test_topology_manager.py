@@ -17,8 +17,8 @@ from typing import Any
 import grpc
 import pytest
 from cri import EXITED, IMAGE, UNTIL_PROCEED, code, cpuset_of, online
-from daemon import MIB, Daemon, Node
-from kubelet import Kubelet
+from daemon import MIB, DaemonProcess, ModeledNode
+from kubelet import KubeletServer
 from private_runtime import CGROUPS, PrivateRuntime, hierarchies, wait_for
 
 from proxy.model.idset import CpuSet, Mask
@@ -41,7 +41,7 @@ COUNTED = {
 CDI_DIRECTORY = Path("/var/run/cdi")
 
 
-def whole(cpus: int, memory: int = 64 * MIB) -> dict[str, int]:
+def whole_cpus(cpus: int, memory: int = 64 * MIB) -> dict[str, int]:
     """Return the resources that kubelet requests for a Guaranteed container with whole CPUs."""
     return {
         "cpu_period": 100_000,
@@ -51,7 +51,7 @@ def whole(cpus: int, memory: int = 64 * MIB) -> dict[str, int]:
     }
 
 
-def homes(cpus: CpuSet) -> Mask:
+def numa_nodes_of(cpus: CpuSet) -> Mask:
     """Return the NUMA nodes of CPUs from sysfs."""
     found = [
         int(directory.name[4:])
@@ -71,7 +71,7 @@ def refused(call: Callable[[], object]) -> str:
     return message
 
 
-def everything(node: Node) -> dict[str, object]:
+def complete_state(node: ModeledNode) -> dict[str, object]:
     """Return all state that a rejection must not change: of the runtime, kernel, daemon and ledger."""
     status = node.daemon.status()
     groups = [
@@ -97,18 +97,18 @@ def everything(node: Node) -> dict[str, object]:
     }
 
 
-def problems(node: Node) -> list[str]:
+def problems(node: ModeledNode) -> list[str]:
     """Return the problems in the daemon's status."""
     return [problem["what"] for problem in node.daemon.status()["problems"]]
 
 
-def free_memory(node: Node) -> int:
+def free_memory(node: ModeledNode) -> int:
     """Return the free memory of node 0 for Guaranteed pods, in bytes."""
     free: int = node.daemon.status()["memory"][0]["resources"]["memory"]["free"]
     return free
 
 
-def decisions(node: Node, subject: str) -> list[dict[str, Any]]:
+def decisions(node: ModeledNode, subject: str) -> list[dict[str, Any]]:
     """Return the decisions in the output of ``topoproxy explain --json``."""
     done = node.daemon.explain(subject, "--json")
     assert done.returncode == 0, done.stderr
@@ -117,15 +117,17 @@ def decisions(node: Node, subject: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def make(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Node]]:
+def start_node(
+    runtime: PrivateRuntime, start_daemon: Callable[..., DaemonProcess]
+) -> Iterator[Callable[..., ModeledNode]]:
     """Start a daemon with these settings; return a node with a client of it."""
     clients = []
 
-    def node(policy: str = "single-numa-node", **config: object) -> Node:
-        daemon = proxies(topologyManagerPolicy=policy, **{**COUNTED, **config})
+    def node(policy: str = "single-numa-node", **config: object) -> ModeledNode:
+        daemon = start_daemon(topologyManagerPolicy=policy, **{**COUNTED, **config})
         client = daemon.client()
         clients.append(client)
-        return Node(runtime, daemon, client)
+        return ModeledNode(runtime, daemon, client)
 
     yield node
     for client in clients:
@@ -137,14 +139,16 @@ def make(runtime: PrivateRuntime, proxies: Callable[..., Daemon]) -> Iterator[Ca
 
 
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
-def test_a_container_with_whole_cpus_has_memory_of_their_node(make: Callable[..., Node], policy: str) -> None:
-    node = make(policy)
+def test_a_container_with_whole_cpus_has_memory_of_their_node(
+    start_node: Callable[..., ModeledNode], policy: str
+) -> None:
+    node = start_node(policy)
     before = free_memory(node)
-    sharer, owner = node.spawn("ls"), node.run(node.pod("whole", name="db"), **whole(1, GIB))
+    sharer, owner = node.spawn("ls"), node.run(node.pod("whole", name="db"), **whole_cpus(1, GIB))
     node.check()
     found = cpuset_of(owner)
     assert len(found.cpus) == 1
-    assert found.mems == homes(found.cpus)
+    assert found.mems == numa_nodes_of(found.cpus)
     assert cpuset_of(sharer).cpus == ALL - found.cpus
     assert free_memory(node) == before - GIB
 
@@ -155,13 +159,13 @@ def test_a_container_with_whole_cpus_has_memory_of_their_node(make: Callable[...
     assert "default/ls-0/main" in text, "the explanation lists the moved container"
 
     node.remove(owner)
-    node.settle()
+    node.wait_until_settled()
     assert free_memory(node) == before
 
 
-def test_memory_of_a_container_without_own_cpus_is_counted(make: Callable[..., Node]) -> None:
+def test_memory_of_a_container_without_own_cpus_is_counted(start_node: Callable[..., ModeledNode]) -> None:
     """A Guaranteed container with a fraction of a CPU shares CPUs, but its memory is reserved."""
-    node = make()
+    node = start_node()
     before = free_memory(node)
     sharer = node.spawn("part")
     node.check()
@@ -178,27 +182,27 @@ def test_memory_of_a_container_without_own_cpus_is_counted(make: Callable[..., N
 @pytest.mark.parametrize(
     ("policy", "requested", "prefix"),
     [
-        pytest.param("single-numa-node", whole(2), TOPOLOGY, id="CPUs, single-numa-node"),
-        pytest.param("restricted", whole(2), TOPOLOGY, id="CPUs, restricted"),
-        pytest.param("best-effort", whole(2), UNEXPECTED + "not enough cpus", id="CPUs, best-effort"),
-        pytest.param("none", whole(2), UNEXPECTED + "not enough cpus", id="CPUs, none"),
-        pytest.param("single-numa-node", whole(1, 1 << 50), NO_MEMORY, id="memory, single-numa-node"),
-        pytest.param("best-effort", whole(1, 1 << 50), NO_MEMORY, id="memory, best-effort"),
+        pytest.param("single-numa-node", whole_cpus(2), TOPOLOGY, id="CPUs, single-numa-node"),
+        pytest.param("restricted", whole_cpus(2), TOPOLOGY, id="CPUs, restricted"),
+        pytest.param("best-effort", whole_cpus(2), UNEXPECTED + "not enough cpus", id="CPUs, best-effort"),
+        pytest.param("none", whole_cpus(2), UNEXPECTED + "not enough cpus", id="CPUs, none"),
+        pytest.param("single-numa-node", whole_cpus(1, 1 << 50), NO_MEMORY, id="memory, single-numa-node"),
+        pytest.param("best-effort", whole_cpus(1, 1 << 50), NO_MEMORY, id="memory, best-effort"),
     ],
 )
 def test_a_rejected_container_changes_no_state(
-    make: Callable[..., Node], policy: str, requested: dict[str, int], prefix: str
+    start_node: Callable[..., ModeledNode], policy: str, requested: dict[str, int], prefix: str
 ) -> None:
-    node = make(policy)
+    node = start_node(policy)
     node.spawn("ls")
     if requested["memory_limit_in_bytes"] < GIB:
         node.spawn("whole")
     pod = node.pod("whole", name="wide")
-    before = everything(node)
+    before = complete_state(node)
     message = refused(lambda: node.create(pod, **requested))
     assert message.startswith(prefix)
     assert "default/wide/main" in message
-    assert everything(node) == before
+    assert complete_state(node) == before
     (rejection,) = (one for one in problems(node) if one.startswith(REFUSED))
     assert "pod=default/wide container=main" in rejection
     node.check()
@@ -208,22 +212,22 @@ def test_a_rejected_container_changes_no_state(
     assert verdict["reason"] == prefix.partition(":")[0]
 
 
-def test_missing_huge_pages_are_rejected(make: Callable[..., Node]) -> None:
+def test_missing_huge_pages_are_rejected(start_node: Callable[..., ModeledNode]) -> None:
     """kubelet sends a limit for every page size of the machine, 0 if no pages are requested."""
     sizes = {path.name for path in (NODES / "node0/hugepages").glob("hugepages-*")}
     if not sizes:
         pytest.skip("this kernel has no huge pages")
     if "hugepages-2048kB" not in sizes:
         pytest.skip("this machine has no pages of 2 MiB")
-    node = make()
+    node = start_node()
     if node.runtime.name == "crio" and CGROUPS / "hugetlb" not in hierarchies():
         pytest.skip("CRI-O refuses a limit of huge pages where no cgroup v1 controller has them")
     pod = node.pod("whole", name="paged")
-    before = everything(node)
-    message = refused(lambda: node.create(pod, **whole(1), huge_pages={"2MB": 1 << 50, "1GB": 0}))
+    before = complete_state(node)
+    message = refused(lambda: node.create(pod, **whole_cpus(1), huge_pages={"2MB": 1 << 50, "1GB": 0}))
     assert message.startswith(NO_MEMORY)
-    assert everything(node) == before
-    owner = node.run(pod, **whole(1), huge_pages={"2MB": 0, "1GB": 0})
+    assert complete_state(node) == before
+    owner = node.run(pod, **whole_cpus(1), huge_pages={"2MB": 0, "1GB": 0})
     node.check()
     assert "hugepages" not in node.daemon.explain(owner).stdout
 
@@ -238,8 +242,8 @@ def crictl() -> str:
 
 
 @pytest.mark.timeout(700)
-def test_crictl_shows_reason_and_status(make: Callable[..., Node], tmp_path: Path) -> None:
-    node, program = make(), crictl()
+def test_crictl_shows_reason_and_status(start_node: Callable[..., ModeledNode], tmp_path: Path) -> None:
+    node, program = start_node(), crictl()
     pod = {
         "metadata": {"name": "tool", "namespace": "default", "uid": "uid-tool", "attempt": 0},
         "linux": {
@@ -251,7 +255,7 @@ def test_crictl_shows_reason_and_status(make: Callable[..., Node], tmp_path: Pat
         "metadata": {"name": "main"},
         "image": {"image": IMAGE},
         "command": ["sleep", "60"],
-        "linux": {"resources": whole(len(ALL) + 6)},
+        "linux": {"resources": whole_cpus(len(ALL) + 6)},
     }
     files = [tmp_path / "pod.json", tmp_path / "container.json"]
     for file, content in zip(files, (pod, container), strict=True):
@@ -273,11 +277,13 @@ def test_crictl_shows_reason_and_status(make: Callable[..., Node], tmp_path: Pat
 # Explanations.
 
 
-def test_explain_shows_admitted_rejected_and_removed_containers(make: Callable[..., Node]) -> None:
-    node = make()
+def test_explain_shows_admitted_rejected_and_removed_containers(
+    start_node: Callable[..., ModeledNode],
+) -> None:
+    node = start_node()
     owner = node.spawn("whole")
     wide = node.pod("whole", name="wide")
-    message = refused(lambda: node.create(wide, **whole(2)))
+    message = refused(lambda: node.create(wide, **whole_cpus(2)))
     node.remove(owner)
     cpus = decisions(node, "default/whole-0")[0]["cpus"]
     text = node.daemon.explain("wide").stdout
@@ -294,11 +300,11 @@ def test_explain_shows_admitted_rejected_and_removed_containers(make: Callable[.
     assert "did you mean default/wide" in unknown.stderr
 
 
-def test_a_killed_daemon_keeps_containers_and_reasons(make: Callable[..., Node]) -> None:
+def test_a_killed_daemon_keeps_containers_and_reasons(start_node: Callable[..., ModeledNode]) -> None:
     """Placements and rules are in the ledger; hints and rejections are not."""
-    node = make()
-    owner, sharer = node.run(node.pod("whole", name="db"), **whole(1, GIB)), node.spawn("part")
-    refused(lambda: node.create(node.pod("whole", name="wide"), **whole(2)))
+    node = start_node()
+    owner, sharer = node.run(node.pod("whole", name="db"), **whole_cpus(1, GIB)), node.spawn("part")
+    refused(lambda: node.create(node.pod("whole", name="wide"), **whole_cpus(2)))
     before, free = cpuset_of(owner), free_memory(node)
     node.daemon.kill9()
     node.daemon.start()
@@ -319,26 +325,26 @@ def test_a_killed_daemon_keeps_containers_and_reasons(make: Callable[..., Node])
 # Scope pod.
 
 
-def test_a_pod_is_decided_with_its_sandbox(make: Callable[..., Node]) -> None:
-    node = make(topologyManagerScope="pod")
+def test_a_pod_is_decided_with_its_sandbox(start_node: Callable[..., ModeledNode]) -> None:
+    node = start_node(topologyManagerScope="pod")
     before = free_memory(node)
     sharer = node.spawn("ls")
-    pod = node.pod("whole", name="pair", total=whole(1, GIB))
+    pod = node.pod("whole", name="pair", total=whole_cpus(1, GIB))
     (decision,) = decisions(node, "default/pair")
     assert (decision["event"], decision["merge"]["scope"]) == ("RunPodSandbox", "pod")
     assert free_memory(node) == before - GIB
     assert cpuset_of(sharer).cpus == ALL, "the pools keep the CPUs until a container owns them"
 
     late = node.pod("whole", name="late")
-    state = everything(node)
-    for requested in (whole(1), whole(1, before)):
+    state = complete_state(node)
+    for requested in (whole_cpus(1), whole_cpus(1, before)):
         message = refused(lambda requested=requested: node.pod("whole", name="other", total=requested))
         assert "default/other" in message
-        assert everything(node) == state
-    assert refused(lambda: node.create(late, **whole(1)))
-    assert everything(node) == state
+        assert complete_state(node) == state
+    assert refused(lambda: node.create(late, **whole_cpus(1)))
+    assert complete_state(node) == state
 
-    owner = node.run(pod, **whole(1, GIB))
+    owner = node.run(pod, **whole_cpus(1, GIB))
     node.check()
     assert cpuset_of(owner).mems == Mask([0])
     assert free_memory(node) == before - GIB, "the container uses the reservation of its pod"
@@ -346,14 +352,14 @@ def test_a_pod_is_decided_with_its_sandbox(make: Callable[..., Node]) -> None:
     assert "set aside for its pod" in text
 
 
-def test_a_rejected_sandbox_changes_no_state(make: Callable[..., Node]) -> None:
-    node = make("restricted", topologyManagerScope="pod")
+def test_a_rejected_sandbox_changes_no_state(start_node: Callable[..., ModeledNode]) -> None:
+    node = start_node("restricted", topologyManagerScope="pod")
     node.spawn("ls")
-    before = everything(node)
-    message = refused(lambda: node.pod("whole", name="wide", total=whole(len(ALL) + 1)))
+    before = complete_state(node)
+    message = refused(lambda: node.pod("whole", name="wide", total=whole_cpus(len(ALL) + 1)))
     assert message.startswith(TOPOLOGY)
     assert "default/wide" in message
-    assert everything(node) == before
+    assert complete_state(node) == before
     text = node.daemon.explain("default/wide").stdout
     assert "RunPodSandbox" in text
     assert "Pod default/wide was rejected" in text
@@ -361,36 +367,36 @@ def test_a_rejected_sandbox_changes_no_state(make: Callable[..., Node]) -> None:
     assert counters["pods_refused"] == 1
 
 
-def test_a_reservation_survives_a_kill_of_the_daemon(make: Callable[..., Node]) -> None:
-    node = make(topologyManagerScope="pod")
+def test_a_reservation_survives_a_kill_of_the_daemon(start_node: Callable[..., ModeledNode]) -> None:
+    node = start_node(topologyManagerScope="pod")
     total = free_memory(node)
-    pod = node.pod("whole", name="db", total=whole(1, GIB))
-    wait_for("the ledger", lambda: b'"aside"' in b"".join(everything(node)["state"].values()))
+    pod = node.pod("whole", name="db", total=whole_cpus(1, GIB))
+    wait_for("the ledger", lambda: b'"aside"' in b"".join(complete_state(node)["state"].values()))
     node.daemon.kill9()
     node.daemon.start()
     wait_for("the daemon to be ready", lambda: node.daemon.status()["ready"])
     assert free_memory(node) == total - GIB
-    assert refused(lambda: node.pod("whole", name="other", total=whole(1, GIB)))
-    owner = node.run(pod, **whole(1, GIB))
+    assert refused(lambda: node.pod("whole", name="other", total=whole_cpus(1, GIB)))
+    owner = node.run(pod, **whole_cpus(1, GIB))
     node.check()
     node.remove(owner)
     node.cri.stop_pod(pod)
     node.cri.remove_pod(pod)
     assert free_memory(node) == total
-    node.pod("whole", name="other", total=whole(1, GIB))
+    node.pod("whole", name="other", total=whole_cpus(1, GIB))
 
 
-def test_a_recreated_container_keeps_its_place(make: Callable[..., Node]) -> None:
+def test_a_recreated_container_keeps_its_place(start_node: Callable[..., ModeledNode]) -> None:
     """When a container dies, kubelet creates attempt 1 in the same sandbox before it removes attempt 0."""
-    node = make(topologyManagerScope="pod")
+    node = start_node(topologyManagerScope="pod")
     total = free_memory(node)
-    pod = node.pod("whole", name="db", total=whole(1, GIB))
-    first = node.run(pod, command=["sh", "-c", UNTIL_PROCEED], **whole(1, GIB))
+    pod = node.pod("whole", name="db", total=whole_cpus(1, GIB))
+    first = node.run(pod, command=["sh", "-c", UNTIL_PROCEED], **whole_cpus(1, GIB))
     place = cpuset_of(first)
     node.cri.proceed(first)
     wait_for("the container to exit", lambda: node.cri.status(first).status.state == EXITED, limit=10)
-    del node.members[first]
-    second = node.run(pod, attempt=1, **whole(1, GIB))
+    del node.containers[first]
+    second = node.run(pod, attempt=1, **whole_cpus(1, GIB))
     assert (cpuset_of(second).cpus, cpuset_of(second).mems) == (place.cpus, place.mems)
     assert free_memory(node) == total - GIB
     node.check()
@@ -400,26 +406,28 @@ def test_a_recreated_container_keeps_its_place(make: Callable[..., Node]) -> Non
 
 
 @pytest.fixture
-def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
-    server = Kubelet(tmp_path)
+def kubelet(tmp_path: Path) -> Iterator[KubeletServer]:
+    server = KubeletServer(tmp_path)
     yield server
     server.close()
 
 
-def test_the_daemon_reads_a_pod_from_kubelet_over_tls(make: Callable[..., Node], kubelet: Kubelet) -> None:
+def test_the_daemon_reads_a_pod_from_kubelet_over_tls(
+    start_node: Callable[..., ModeledNode], kubelet: KubeletServer
+) -> None:
     """The sums in the sandbox's config alone do not show that the pod has an init container."""
-    node = make(topologyManagerScope="pod", kubelet=kubelet.settings)
+    node = start_node(topologyManagerScope="pod", kubelet=kubelet.settings)
     total = free_memory(node)
     kubelet.add("db", init=(("prepare", "1", "1Gi"),), cpu="1", memory="64Mi")
-    pod = node.pod("whole", name="db", total=whole(1, GIB))
+    pod = node.pod("whole", name="db", total=whole_cpus(1, GIB))
     assert kubelet.request_count == 1
     assert free_memory(node) == total - GIB
-    first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_PROCEED], **whole(1, GIB))
+    first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_PROCEED], **whole_cpus(1, GIB))
     place = cpuset_of(first)
     node.cri.proceed(first)
     wait_for("the container to exit", lambda: node.cri.status(first).status.state == EXITED, limit=10)
-    del node.members[first]
-    second = node.run(pod, "main", **whole(1))
+    del node.containers[first]
+    second = node.run(pod, "main", **whole_cpus(1))
     assert cpuset_of(second).cpus == place.cpus, "the container has the CPUs of the init container"
     node.check()
     (record, *_) = [r for r in decisions(node, "default/db") if r["container"] == "main"]
@@ -428,9 +436,11 @@ def test_the_daemon_reads_a_pod_from_kubelet_over_tls(make: Callable[..., Node],
     assert node.daemon.status()["problems"] == []
 
 
-def test_pods_are_placed_while_kubelet_is_unreachable(make: Callable[..., Node], kubelet: Kubelet) -> None:
-    node = make(topologyManagerScope="pod", kubelet={**kubelet.settings, "pods": "https://127.0.0.1:9"})
-    owner = node.run(node.pod("whole", name="db", total=whole(1)), **whole(1))
+def test_pods_are_placed_while_kubelet_is_unreachable(
+    start_node: Callable[..., ModeledNode], kubelet: KubeletServer
+) -> None:
+    node = start_node(topologyManagerScope="pod", kubelet={**kubelet.settings, "pods": "https://127.0.0.1:9"})
+    owner = node.run(node.pod("whole", name="db", total=whole_cpus(1)), **whole_cpus(1))
     node.check()
     assert len(cpuset_of(owner).cpus) == 1
     (problem,) = node.daemon.status()["problems"]
@@ -441,12 +451,12 @@ def test_pods_are_placed_while_kubelet_is_unreachable(make: Callable[..., Node],
 
 
 @pytest.fixture
-def cdi_spec() -> Iterator[Callable[[str], str]]:
+def make_cdi_device() -> Iterator[Callable[[str], str]]:
     """Return a function that creates a CDI device for a device file and returns its name."""
     made: list[Path] = []
     there = CDI_DIRECTORY.exists()
 
-    def make(path: str) -> str:
+    def start_node(path: str) -> str:
         CDI_DIRECTORY.mkdir(exist_ok=True)
         file = CDI_DIRECTORY / f"topoproxy-test-{os.getpid()}.json"
         made.append(file)
@@ -456,30 +466,30 @@ def cdi_spec() -> Iterator[Callable[[str], str]]:
         )
         return "topoproxy.test/thing=one"
 
-    yield make
+    yield start_node
     for file in made:
         file.unlink(missing_ok=True)
     if not there and CDI_DIRECTORY.exists():
         CDI_DIRECTORY.rmdir()
 
 
-def test_a_device_without_a_numa_node_is_ignored(make: Callable[..., Node]) -> None:
+def test_a_device_without_a_numa_node_is_ignored(start_node: Callable[..., ModeledNode]) -> None:
     """Device files like /dev/null are known to have no node: nothing is queried or reported."""
-    node = make()
-    owner = node.run(node.pod("whole", name="null"), device="/dev/null", **whole(1))
+    node = start_node()
+    owner = node.run(node.pod("whole", name="null"), device="/dev/null", **whole_cpus(1))
     node.check()
     assert "/dev/null" not in json.dumps(decisions(node, owner[:12]))
 
 
 def test_a_device_and_its_cdi_name_are_explained(
-    make: Callable[..., Node], cdi_spec: Callable[[str], str]
+    start_node: Callable[..., ModeledNode], make_cdi_device: Callable[[str], str]
 ) -> None:
-    node = make()
+    node = start_node()
     disk = next((p for p in ("/dev/vda", "/dev/sda", "/dev/nvme0n1", "/dev/loop0") if Path(p).exists()), "")
     if not disk:
         pytest.skip("no disk here")
-    name = cdi_spec(disk)
-    owner = node.run(node.pod("whole", name="disk"), device=disk, cdi=[name], **whole(1))
+    name = make_cdi_device(disk)
+    owner = node.run(node.pod("whole", name="disk"), device=disk, cdi=[name], **whole_cpus(1))
     node.check()
     facts = {fact["what"]: fact for decision in decisions(node, owner[:12]) for fact in decision["facts"]}
     assert disk in str(facts)
@@ -491,18 +501,18 @@ def test_a_device_and_its_cdi_name_are_explained(
 
 @pytest.mark.parametrize("scope", ["container", "pod"])
 def test_the_next_container_gets_the_place_of_an_init_container(
-    make: Callable[..., Node], scope: str
+    start_node: Callable[..., ModeledNode], scope: str
 ) -> None:
     """kubelet creates the next container as soon as an init container has exited, before any reconcile."""
-    node = make(topologyManagerScope=scope)
+    node = start_node(topologyManagerScope=scope)
     total = free_memory(node)
-    pod = node.pod("whole", name="db", total=whole(1, GIB))
-    first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_PROCEED], **whole(1, GIB))
+    pod = node.pod("whole", name="db", total=whole_cpus(1, GIB))
+    first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_PROCEED], **whole_cpus(1, GIB))
     place = cpuset_of(first)
     node.cri.proceed(first)
     wait_for("the container to exit", lambda: node.cri.status(first).status.state == EXITED, limit=10)
-    del node.members[first]
-    second = node.run(pod, "main", **whole(1, GIB))
+    del node.containers[first]
+    second = node.run(pod, "main", **whole_cpus(1, GIB))
     assert cpuset_of(second).mems == place.mems
     if scope == "pod":  # in scope container the CPUs of an exited container are kept if others are free
         assert cpuset_of(second).cpus == place.cpus

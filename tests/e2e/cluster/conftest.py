@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helper modules in this dir
 
 from cri import online
 from crio import DIRECTORY as CRIO
-from daemon import Daemon
-from joined_node import Joined, container, kernel, pod_spec, until
+from daemon import DaemonProcess
+from joined_node import JoinedNode, container, kernel, pod_spec, until
 from real_kubelet import RealKubelet
 
 from tests.cluster.control_plane import ControlPlane, missing
@@ -51,7 +51,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 @pytest.fixture(scope="session")
 def node_with_kubelet(
     plane: ControlPlane, runtime: PrivateRuntime, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Joined]:
+) -> Iterator[JoinedNode]:
     """The node for all tests: kubelet and the daemon keep running; each test starts its own agents."""
     directory = tmp_path_factory.mktemp("node")
     directory.chmod(0o755)
@@ -59,18 +59,18 @@ def node_with_kubelet(
     facts.mkdir(parents=True)
     floor = {"sharedFloor": 1, "sharedFloorPerNUMANode": 0}
     settings = {"clusterFacts": {"directory": str(facts)}, "admission": floor}
-    daemon = Daemon(directory / "proxy", runtime, settings)
+    daemon = DaemonProcess(directory / "proxy", runtime, settings)
     kubelet = RealKubelet(directory / "kubelet", runtime, plane, daemon.socket, "n1")
     try:
         daemon.start()
         kubelet.start()
 
-        def joined() -> bool:
+        def is_joined() -> bool:
             kubelet.check()
             return kubelet.ready
 
-        until("the node to be ready", joined, 120)
-        yield Joined(plane, runtime, daemon, kubelet)
+        until("the node to be ready", is_joined, 120)
+        yield JoinedNode(plane, runtime, daemon, kubelet)
     finally:
         kubelet.close()
         daemon.stop()
@@ -78,17 +78,17 @@ def node_with_kubelet(
 
 
 @pytest.fixture
-def joined(node_with_kubelet: Joined) -> Iterator[Joined]:
+def joined_node(node_with_kubelet: JoinedNode) -> Iterator[JoinedNode]:
     """The node, without pods of other tests."""
     yield node_with_kubelet
     node_with_kubelet.clear()
 
 
 @pytest.fixture
-def full(joined: Joined) -> Joined:
+def full_node(joined_node: JoinedNode) -> JoinedNode:
     """The node, with one owner and no CPUs left for another one."""
     many = len(online()) - 1
-    joined.deploy("first", pod_spec(container(str(many))))
-    (first,) = joined.running("first")
+    joined_node.deploy("first", pod_spec(container(str(many))))
+    (first,) = joined_node.running("first")
     assert len(kernel(first).cpus) == many
-    return joined
+    return joined_node

@@ -17,7 +17,7 @@ from tests.cluster.api_client import ApiError, Json
 from tests.cluster.control_plane import ControlPlane
 
 if TYPE_CHECKING:
-    from daemon import Daemon
+    from daemon import DaemonProcess
     from private_runtime import PrivateRuntime
     from real_kubelet import RealKubelet
 
@@ -80,7 +80,7 @@ def pod_spec(*containers: Json, **more: Any) -> Json:
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedNode:
     """The node, and a client of its cluster.
 
     Attributes:
@@ -92,7 +92,7 @@ class Joined:
 
     plane: ControlPlane
     runtime: PrivateRuntime
-    daemon: Daemon
+    daemon: DaemonProcess
     kubelet: RealKubelet
 
     # -- changes -----------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def kernel(pod: Json) -> Cpuset:
     return cpuset_of(pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2])
 
 
-def is_free(node: Joined, left: CpuSet) -> bool:
+def is_free(node: JoinedNode, left: CpuSet) -> bool:
     """Return whether the Numatopology lists the remaining CPUs as free, except one for the shared floor."""
     text = free_cpus(node.plane)
     found = CpuSet.parse(text) if text else CpuSet()
@@ -243,7 +243,7 @@ def one_cpu() -> Json:
     return pod_spec(container("1"), affinity=PREFERS)
 
 
-def rejected(node: Joined, app: str) -> Json:
+def rejected(node: JoinedNode, app: str) -> Json:
     """Wait until kubelet shows a pod of a Deployment as rejected."""
 
     def found() -> Json | None:

@@ -185,7 +185,7 @@ class RealKubelet:
                 text=True,
             )
 
-    def add(self, name: str, spec: Mapping[str, object]) -> None:
+    def add_static_pod(self, name: str, spec: Mapping[str, object]) -> None:
         """Add a static pod, which needs no API server."""
         pod = {
             "apiVersion": "v1",
@@ -197,7 +197,7 @@ class RealKubelet:
         hidden.write_text(json.dumps(pod))
         hidden.rename(self._manifests / f"{name}.yaml")
 
-    def drop(self, name: str) -> None:
+    def remove_static_pod(self, name: str) -> None:
         """Remove a static pod."""
         (self._manifests / f"{name}.yaml").unlink(missing_ok=True)
 

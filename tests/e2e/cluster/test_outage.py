@@ -10,7 +10,7 @@ import time
 
 import pytest
 from cri import cpuset_of, online
-from joined_node import NODE, Joined, container, is_free, pod_spec, until
+from joined_node import NODE, JoinedNode, container, is_free, pod_spec, until
 
 from tests.cluster.agent_process import condition, free_cpus
 
@@ -20,42 +20,42 @@ CALLS = ("run_podsandbox", "create_container", "start_container", "stop_containe
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(480 + 3 * LASTS_S)]
 
 
-def start_owner(node: Joined, name: str) -> str:
+def start_owner(node: JoinedNode, name: str) -> str:
     """Start a static pod that owns a CPU; returns the id of its container."""
-    node.kubelet.add(name, pod_spec(container("1")))
+    node.kubelet.add_static_pod(name, pod_spec(container("1")))
     found: str = until(f"{name} to run", lambda: node.by_name(f"{name}-{NODE}"))
     owned = cpuset_of(found)
     assert (len(owned.cpus), owned.effective) == (1, owned.cpus)
     return found
 
 
-def churn(node: Joined, prefix: str, seconds: float) -> None:
+def churn(node: JoinedNode, prefix: str, seconds: float) -> None:
     """Start and remove owners, one after the other."""
     end, number = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         name = f"{prefix}{number}"
         start_owner(node, name)
-        node.kubelet.drop(name)
+        node.kubelet.remove_static_pod(name)
         until(f"{name} to end", lambda name=name: not node.by_name(f"{name}-{NODE}"))
         number += 1
 
 
-def test_an_outage_delays_no_call_and_the_objects_are_right_soon_after(joined: Joined) -> None:
-    with joined.agent() as agent:
-        idle = until("the free CPUs", lambda: free_cpus(joined.plane))
-        started = joined.kubelet.calls()
-        churn(joined, "before", min(LASTS_S, 60))
-        until("the object to list the same CPUs as initially", lambda: free_cpus(joined.plane) == idle)
-        memory, before = agent.rss_kb, joined.kubelet.calls()
-        joined.plane.stop_api()
+def test_an_outage_delays_no_call_and_the_objects_are_right_soon_after(joined_node: JoinedNode) -> None:
+    with joined_node.agent() as agent:
+        idle = until("the free CPUs", lambda: free_cpus(joined_node.plane))
+        started = joined_node.kubelet.calls()
+        churn(joined_node, "before", min(LASTS_S, 60))
+        until("the object to list the same CPUs as initially", lambda: free_cpus(joined_node.plane) == idle)
+        memory, before = agent.rss_kb, joined_node.kubelet.calls()
+        joined_node.plane.stop_api()
         try:
-            churn(joined, "during", LASTS_S)
-            held = cpuset_of(start_owner(joined, "held")).cpus
-            during = joined.kubelet.calls()
+            churn(joined_node, "during", LASTS_S)
+            held = cpuset_of(start_owner(joined_node, "held")).cpus
+            during = joined_node.kubelet.calls()
         finally:
-            joined.plane.start_api()
+            joined_node.plane.start_api()
         back = time.monotonic()
-        until("the object", lambda: is_free(joined, online() - held))
+        until("the object", lambda: is_free(joined_node, online() - held))
         right = time.monotonic() - back
         print(f"\nan outage of {LASTS_S:g} s; the object was correct {right:.2f} s after it")
         print(f"resident memory of the agent: {memory} kB before it, {agent.rss_kb} kB after it")
@@ -69,11 +69,11 @@ def test_an_outage_delays_no_call_and_the_objects_are_right_soon_after(joined: J
             assert without[1] < 2 * with_api[1] + 0.1, f"{kind} waits for the API server"
             assert during.errors.get(kind, 0) == before.errors.get(kind, 0)
         assert right < RIGHT_S
-        until("the mirror pod", lambda: joined.plane.get(f"/api/v1/namespaces/demo/pods/held-{NODE}"))
-        assert condition(joined.plane)["reason"] == "Enforcing"
-        joined.kubelet.drop("held")
-        until("the CPU to be free again", lambda: free_cpus(joined.plane) == idle)
+        until("the mirror pod", lambda: joined_node.plane.get(f"/api/v1/namespaces/demo/pods/held-{NODE}"))
+        assert condition(joined_node.plane)["reason"] == "Enforcing"
+        joined_node.kubelet.remove_static_pod("held")
+        until("the CPU to be free again", lambda: free_cpus(joined_node.plane) == idle)
     # Controllers, scheduler and kubelet connect again after pauses of up to half a minute each. The tests
     # after this one expect that they have.
-    joined.deploy("after", pod_spec(container("1")))
-    joined.running("after", limit=180)
+    joined_node.deploy("after", pod_spec(container("1")))
+    joined_node.running("after", limit=180)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from cri import STATUS, online
 from daemon import QOS_LABEL
-from joined_node import Joined, container, is_free, kernel, pod_spec, uid, until
+from joined_node import JoinedNode, container, is_free, kernel, pod_spec, uid, until
 
 from proxy.model.idset import CpuSet
 from tests.cluster.agent_process import NUMATOPOLOGY
@@ -32,18 +32,18 @@ def extender(plane: ControlPlane) -> Iterator[ExtenderProcess]:
     extender.stop()
 
 
-def allocated(joined: Joined, pod: Json) -> CpuSet:
+def allocated(joined_node: JoinedNode, pod: Json) -> CpuSet:
     """Return the CPUs of a pod in the Numatopology."""
-    spec = (joined.plane.get(NUMATOPOLOGY) or {})["spec"]
+    spec = (joined_node.plane.get(NUMATOPOLOGY) or {})["spec"]
     found = [each for each in spec["podAllocations"] if each["uid"] == uid(pod)]
     return CpuSet.parse(found[0]["containerAllocations"][0]["allocations"]["cpu"])
 
 
-def unschedulable(joined: Joined, app: str) -> list[Json]:
+def unschedulable(joined_node: JoinedNode, app: str) -> list[Json]:
     """List the pods that the scheduler reports as unschedulable."""
     return [
         pod
-        for pod in joined.pods(app)
+        for pod in joined_node.pods(app)
         if not pod["spec"].get("nodeName")
         and any(each.get("reason") == "Unschedulable" for each in pod["status"].get("conditions", ()))
     ]
@@ -51,28 +51,32 @@ def unschedulable(joined: Joined, app: str) -> list[Json]:
 
 @pytest.mark.parametrize("qos", ["LSR", ""])
 def test_pods_that_fit_run_on_their_reserved_cpus_and_the_others_wait(
-    joined: Joined, extender: ExtenderProcess, qos: str
+    joined_node: JoinedNode, extender: ExtenderProcess, qos: str
 ) -> None:
     fitting = len(online()) - 1  # one CPU stays in the shared pool
     labels = {QOS_LABEL: qos} if qos else {}
-    with joined.agent():
+    with joined_node.agent():
         until("the node to be known", lambda: 'nodes{state="known"} 1' in extender.get("/metrics"))
         # No event lets kube-scheduler retry a pod when an object shows more free CPUs (docs/scheduler.md).
-        until("the object to show all CPUs as free", lambda: is_free(joined, online()))
-        joined.deploy("aligned", pod_spec(container("1"), schedulerName=SCHEDULER), fitting + MORE, **labels)
-        ran = joined.running("aligned", fitting)
-        until("the rest to be unschedulable", lambda: len(unschedulable(joined, "aligned")) == MORE)
+        until("the object to show all CPUs as free", lambda: is_free(joined_node, online()))
+        joined_node.deploy(
+            "aligned", pod_spec(container("1"), schedulerName=SCHEDULER), fitting + MORE, **labels
+        )
+        ran = joined_node.running("aligned", fitting)
+        until("the rest to be unschedulable", lambda: len(unschedulable(joined_node, "aligned")) == MORE)
         for pod in ran:
             own = kernel(pod).cpus
             assert (len(own), kernel(pod).tasks) == (1, {own})
-            until("the object to show the pod", lambda pod=pod, own=own: allocated(joined, pod) == own)
+            until("the object to show the pod", lambda pod=pod, own=own: allocated(joined_node, pod) == own)
             if qos:
                 assert json.loads(pod["metadata"]["annotations"][STATUS])["cpuset"] == str(own)
         ended = ran[0]
-        joined.plane.delete(f"/api/v1/namespaces/demo/pods/{ended['metadata']['name']}?gracePeriodSeconds=0")
+        joined_node.plane.delete(
+            f"/api/v1/namespaces/demo/pods/{ended['metadata']['name']}?gracePeriodSeconds=0"
+        )
         until(
             "another pod to get its CPU",
-            lambda: uid(ended) not in map(uid, joined.running("aligned", fitting)),
+            lambda: uid(ended) not in map(uid, joined_node.running("aligned", fitting)),
         )
-        until("the rest to wait", lambda: len(unschedulable(joined, "aligned")) == MORE)
-        assert not any(map(joined.rejections, [ended, *joined.pods("aligned")]))
+        until("the rest to wait", lambda: len(unschedulable(joined_node, "aligned")) == MORE)
+        assert not any(map(joined_node.rejections, [ended, *joined_node.pods("aligned")]))

@@ -12,8 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the helper modules in this directory are imported by name
 
 from crio import DIRECTORY as CRIO
-from daemon import Daemon, Node
-from peers import HookServer, RuntimeProxy, koordinator_skip_reason
+from daemon import DaemonProcess, ModeledNode
+from peers import KoordletHookServer, RuntimeProxy, koordinator_skip_reason
 
 from proxy.config.load import parse
 from proxy.frontends.hookserver.registration import registration
@@ -29,7 +29,7 @@ def _programs() -> None:
 
 
 @pytest.fixture
-def peers(runtime: PrivateRuntime, tmp_path: Path) -> Iterator[Callable[..., RuntimeProxy]]:
+def make_runtime_proxy(runtime: PrivateRuntime, tmp_path: Path) -> Iterator[Callable[..., RuntimeProxy]]:
     """Create runtime proxies of Koordinator; all are stopped after the test."""
     made: list[RuntimeProxy] = []
 
@@ -43,12 +43,12 @@ def peers(runtime: PrivateRuntime, tmp_path: Path) -> Iterator[Callable[..., Run
 
 
 @pytest.fixture
-def koordlets(tmp_path: Path) -> Iterator[Callable[..., HookServer]]:
+def start_koordlet(tmp_path: Path) -> Iterator[Callable[..., KoordletHookServer]]:
     """Start hook servers of koordlet; all are stopped after the test."""
-    made: list[HookServer] = []
+    made: list[KoordletHookServer] = []
 
-    def make(servers: Path, **options: str) -> HookServer:
-        made.append(HookServer(tmp_path / "koordlet", servers))
+    def make(servers: Path, **options: str) -> KoordletHookServer:
+        made.append(KoordletHookServer(tmp_path / "koordlet", servers))
         made[-1].start(**options)
         return made[-1]
 
@@ -58,34 +58,38 @@ def koordlets(tmp_path: Path) -> Iterator[Callable[..., HookServer]]:
 
 
 @pytest.fixture
-def serving(runtime: PrivateRuntime, proxies: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
+def start_serving_daemon(
+    runtime: PrivateRuntime, start_daemon: Callable[..., DaemonProcess], tmp_path: Path
+) -> Callable[..., DaemonProcess]:
     """Start daemons that serve as hook servers; their own hook directories belong to the test."""
 
-    def make(**config: Any) -> Daemon:
+    def make(**config: Any) -> DaemonProcess:
         for name in ("hooks.d", "servers"):
             (tmp_path / name).mkdir(mode=0o755, exist_ok=True)
         hooks = {"directory": f"{tmp_path}/hooks.d", "vendorDirectory": f"{tmp_path}/no-hooks.d"}
         hooks |= {"serverDirectory": f"{tmp_path}/servers", "serve": f"{tmp_path}/hooks.sock"}
-        return proxies(hooks={**hooks, **config.pop("hooks", {})}, **config)
+        return start_daemon(hooks={**hooks, **config.pop("hooks", {})}, **config)
 
     return make
 
 
 @pytest.fixture
-def through(
-    runtime: PrivateRuntime, serving: Callable[..., Daemon], peers: Callable[..., RuntimeProxy]
-) -> Iterator[Callable[..., Node]]:
+def start_node(
+    runtime: PrivateRuntime,
+    start_serving_daemon: Callable[..., DaemonProcess],
+    make_runtime_proxy: Callable[..., RuntimeProxy],
+) -> Iterator[Callable[..., ModeledNode]]:
     """Start a daemon and a runtime proxy of Koordinator that calls it; return a client of the proxy."""
     clients: list[Any] = []
 
-    def make(daemon: Daemon | None = None, socket: Path | None = None, **config: Any) -> Node:
-        daemon = daemon or serving(**config)
-        peer = peers(socket)
+    def make(daemon: DaemonProcess | None = None, socket: Path | None = None, **config: Any) -> ModeledNode:
+        daemon = daemon or start_serving_daemon(**config)
+        peer = make_runtime_proxy(socket)
         text = (daemon.directory / "config.yaml").read_text()
         (peer.servers / "topoproxy.json").write_text(registration(parse(text, "test")))
         peer.start(runtime.cgroup)
         clients.append(peer.client(runtime.cgroup))
-        return Node(runtime, daemon, clients[-1])
+        return ModeledNode(runtime, daemon, clients[-1])
 
     yield make
     for client in clients:

@@ -95,7 +95,7 @@ class RuntimeProxy(Program):
         return Cri(self.socket, cgroup)
 
 
-class HookServer(Program):
+class KoordletHookServer(Program):
     """koordlet's hook server, with its plugins for CPUs and GPUs; it registers itself in a directory."""
 
     def __init__(self, directory: Path, servers: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from cri import RUNNING, RpcError, code, online
-from daemon import Daemon, Node
+from daemon import DaemonProcess, ModeledNode
 from private_runtime import PrivateRuntime, wait_for
 
 from proxy.model.idset import CpuSet
@@ -29,25 +29,25 @@ def config_of(cri: Any, container: str) -> Any:
     return json.loads(cri.status(container, verbose=True).info["info"])["config"]
 
 
-def test_containers_of_every_class_have_their_cpus(through: Callable[..., Node]) -> None:
+def test_containers_of_every_class_have_their_cpus(start_node: Callable[..., ModeledNode]) -> None:
     # With two CPUs the second owner needs the only CPU that the pod of the first one does not hold.
-    node = through(admission={"sharedFloor": 0, "sharedFloorPerNUMANode": 0})
+    node = start_node(admission={"sharedFloor": 0, "sharedFloorPerNUMANode": 0})
     for kind in ("ls", "be", "burstable", "besteffort", "part"):
         node.spawn(kind)
-    node.settle()
+    node.wait_until_settled()
     lse = node.spawn("lse", LAST)
     node.check()  # no wait: the other containers left the CPU before the create
     node.remove(lse)
-    node.settle()
+    node.wait_until_settled()
     node.spawn("whole")
     node.check()
     assert [c["container"] for c in node.daemon.status()["exclusive"]] == ["main"]
 
 
-def test_a_create_through_the_peer_is_placed_and_not_adopted(through: Callable[..., Node]) -> None:
-    node = through()
+def test_a_create_through_the_peer_is_placed_and_not_adopted(start_node: Callable[..., ModeledNode]) -> None:
+    node = start_node()
     ls, lse = node.spawn("ls"), node.spawn("lse", LAST)
-    node.daemon.compared()
+    node.daemon.wait_for_reconciles()
     counters = node.daemon.status()["counters"]
     assert counters.get("creates_placed") == 2
     assert counters.get("adopted", 0) == 0
@@ -56,8 +56,8 @@ def test_a_create_through_the_peer_is_placed_and_not_adopted(through: Callable[.
     assert counters["hook_questions"] >= 8
 
 
-def test_a_rejection_reaches_the_client_of_the_peer(through: Callable[..., Node]) -> None:
-    node = through()
+def test_a_rejection_reaches_the_client_of_the_peer(start_node: Callable[..., ModeledNode]) -> None:
+    node = start_node()
     node.spawn("lse", LAST)
     pod = node.pod("lse", LAST)
     with pytest.raises(RpcError) as refused:
@@ -69,24 +69,24 @@ def test_a_rejection_reaches_the_client_of_the_peer(through: Callable[..., Node]
     assert code(refused.value) is grpc.StatusCode.UNKNOWN  # the peer does not forward the code
 
 
-def test_an_update_through_the_peer_keeps_the_daemons_cpus(through: Callable[..., Node]) -> None:
-    node = through()
+def test_an_update_through_the_peer_keeps_the_daemons_cpus(start_node: Callable[..., ModeledNode]) -> None:
+    node = start_node()
     ls, lse = node.spawn("ls"), node.spawn("lse", LAST)
     for container in (ls, lse):
         node.cri.update(container, cpuset_cpus=str(online()), cpu_shares=777)
         node.check()
         assert config_of(node.cri, container)["linux"]["resources"]["cpu_shares"] in (777, 512, 1024)
     node.remove(lse)
-    node.settle()
+    node.wait_until_settled()
     node.cri.update(ls, cpu_shares=778)  # the peer adds an outdated cpuset from its cache
-    node.settle()
+    node.wait_until_settled()
 
 
 def test_a_create_through_both_programs_changes_nothing_else(
-    through: Callable[..., Node], runtime: PrivateRuntime
+    start_node: Callable[..., ModeledNode], runtime: PrivateRuntime
 ) -> None:
     """A request through both programs differs from a direct request only in the cpuset."""
-    node = through()
+    node = start_node()
     fields = {
         "cpu_period": 100_000,
         "cpu_quota": 50_000,
@@ -114,8 +114,8 @@ def test_a_create_through_both_programs_changes_nothing_else(
     assert ours == plain
 
 
-def test_the_peer_rejects_creates_while_the_daemon_is_stopped(through: Callable[..., Node]) -> None:
-    node = through()
+def test_the_peer_rejects_creates_while_the_daemon_is_stopped(start_node: Callable[..., ModeledNode]) -> None:
+    node = start_node()
     ls = node.spawn("ls")
     pod, late = node.pod("lse", LAST), node.pod("ls")
     node.daemon.stop()
@@ -135,46 +135,51 @@ def test_the_peer_rejects_creates_while_the_daemon_is_stopped(through: Callable[
 
 
 def test_containers_from_before_a_restart_of_the_peer_keep_their_cpus(
-    through: Callable[..., Node], peers: Callable[..., RuntimeProxy], runtime: PrivateRuntime, tmp_path: Path
+    start_node: Callable[..., ModeledNode],
+    make_runtime_proxy: Callable[..., RuntimeProxy],
+    runtime: PrivateRuntime,
+    tmp_path: Path,
 ) -> None:
     """A restarted peer has lost its cached resources; the daemon's CPUs do not depend on that cache."""
-    node = through()
+    node = start_node()
     ls = node.spawn("ls")
     waiting = node.create(node.pod("ls"))
     lse = node.spawn("lse", LAST)
     node.check()
-    again = peers(directory="koord-again")
+    again = make_runtime_proxy(directory="koord-again")
     for file in (tmp_path / "koord/hookserver.d").iterdir():
         (again.servers / file.name).write_text(file.read_text())
     again.start(runtime.cgroup)
     with again.client(runtime.cgroup) as cri:
-        other = Node(runtime, node.daemon, cri, node.members, node._pods)
+        other = ModeledNode(runtime, node.daemon, cri, node.containers, node._pods)
         cri.adopt(node.cri)
         other.start(waiting)
         node.check()
         # The peer now forwards the client's update unchanged; the daemon soon restores its cpuset.
         cri.update(ls, cpuset_cpus=str(online()))
-        node.settle()
+        node.wait_until_settled()
         other.remove(lse)
-        node.settle()
+        node.wait_until_settled()
 
 
 def test_a_create_seen_as_hook_and_as_call_is_placed_once(
-    through: Callable[..., Node], serving: Callable[..., Daemon], runtime: PrivateRuntime
+    start_node: Callable[..., ModeledNode],
+    start_serving_daemon: Callable[..., DaemonProcess],
+    runtime: PrivateRuntime,
 ) -> None:
     """The peer's runtime is the daemon's socket, so the daemon sees each create twice."""
-    daemon = serving()
-    node = through(daemon, daemon.socket)
+    daemon = start_serving_daemon()
+    node = start_node(daemon, daemon.socket)
     node.spawn("ls")
     lse = node.spawn("lse", LAST)
     node.check()
-    node.daemon.compared()
+    node.daemon.wait_for_reconciles()
     status = daemon.status()
     assert status["counters"].get("creates_placed") == 2
     assert [(c["pod"], c["cpus"]) for c in status["exclusive"]] == [("default/lse-1", str(LAST))]
     node.remove(lse)
-    node.settle()
+    node.wait_until_settled()
     whole = node.spawn("whole")
     node.check()
     node.remove(whole)
-    node.settle()
+    node.wait_until_settled()

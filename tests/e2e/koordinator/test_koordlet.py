@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cri import cpuset_of, online
-from daemon import Daemon, Node
+from daemon import DaemonProcess, ModeledNode
 from private_runtime import PrivateRuntime, wait_for
 
 from proxy.config.load import parse
@@ -17,7 +17,7 @@ from proxy.frontends.hookserver.registration import registration
 from proxy.model.idset import CpuSet
 
 if TYPE_CHECKING:
-    from peers import HookServer, RuntimeProxy
+    from peers import KoordletHookServer, RuntimeProxy
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +36,7 @@ def envs_of(cri: Any, container: str) -> list[tuple[str, str]]:
     return [(entry["key"], entry["value"]) for entry in config_of(cri, container).get("envs") or ()]
 
 
-def in_use(daemon: Daemon, name: str = "koordlet") -> None:
+def in_use(daemon: DaemonProcess, name: str = "koordlet") -> None:
     """Wait until the daemon uses a hook server."""
 
     def used() -> bool:
@@ -46,17 +46,17 @@ def in_use(daemon: Daemon, name: str = "koordlet") -> None:
 
 
 @pytest.fixture
-def with_koordlet(
-    serving: Callable[..., Daemon],
-    koordlets: Callable[..., HookServer],
+def start_daemon_with_koordlet(
+    start_serving_daemon: Callable[..., DaemonProcess],
+    start_koordlet: Callable[..., KoordletHookServer],
     runtime: PrivateRuntime,
     tmp_path: Path,
 ) -> Any:
     """Start a daemon, and a hook server of koordlet that registers itself with it."""
 
-    def make(shared: str, **options: str) -> tuple[Daemon, HookServer]:
-        daemon = serving(hooks={"timeout": "5s"})
-        koordlet = koordlets(tmp_path / "servers", shared=shared, **options)
+    def make(shared: str, **options: str) -> tuple[DaemonProcess, KoordletHookServer]:
+        daemon = start_serving_daemon(hooks={"timeout": "5s"})
+        koordlet = start_koordlet(tmp_path / "servers", shared=shared, **options)
         in_use(daemon)
         return daemon, koordlet
 
@@ -65,26 +65,28 @@ def with_koordlet(
 
 
 def test_koordlets_responses_agree_with_the_daemons_placement(
-    with_koordlet: Any, runtime: PrivateRuntime
+    start_daemon_with_koordlet: Any, runtime: PrivateRuntime
 ) -> None:
     """For each class, the response of koordlet's plugin equals the daemon's decision or is a subset of it."""
-    daemon, _ = with_koordlet(str(online()))
+    daemon, _ = start_daemon_with_koordlet(str(online()))
     with daemon.client() as cri:
-        node = Node(runtime, daemon, cri)
+        node = ModeledNode(runtime, daemon, cri)
         for kind in ("ls", "be", "burstable", "besteffort"):
             node.spawn(kind)
-        node.settle()
+        node.wait_until_settled()
         lse = node.spawn("lse", LAST)
         resources = config_of(cri, lse)["linux"]["resources"]
         assert (resources["cpuset_cpus"], resources["cpu_quota"]) == (str(LAST), -1)
-        node.settle()
+        node.wait_until_settled()
         node.remove(lse)
-        node.settle()
+        node.wait_until_settled()
         assert "koordlet" in json.dumps(daemon.status()["hooks"])
 
 
-def test_koordlets_shared_pool_narrows_the_daemons(with_koordlet: Any, runtime: PrivateRuntime) -> None:
-    daemon, _ = with_koordlet(str(FIRST))
+def test_koordlets_shared_pool_narrows_the_daemons(
+    start_daemon_with_koordlet: Any, runtime: PrivateRuntime
+) -> None:
+    daemon, _ = start_daemon_with_koordlet(str(FIRST))
     with daemon.client() as cri:
         pod = cri.run_pod("ls", labels={"koordinator.sh/qosClass": "LS"})
         container = cri.run(pod, cpu_shares=512)
@@ -94,10 +96,10 @@ def test_koordlets_shared_pool_narrows_the_daemons(with_koordlet: Any, runtime: 
 
 
 def test_koordlet_adds_a_variable_and_the_rest_of_the_request_is_kept(
-    with_koordlet: Any, runtime: PrivateRuntime
+    start_daemon_with_koordlet: Any, runtime: PrivateRuntime
 ) -> None:
     """koordlet's GPU plugin adds a variable; the other variables keep their order and bytes."""
-    daemon, _ = with_koordlet(str(online()))
+    daemon, _ = start_daemon_with_koordlet(str(online()))
     requested = [(f"KEY_{number}", f"a=b;{number}") for number in (3, 1, 2, 9, 0)]
     with daemon.client() as cri, runtime.client() as direct:
         found = []
@@ -118,11 +120,13 @@ def test_koordlet_adds_a_variable_and_the_rest_of_the_request_is_kept(
     assert ours == plain  # including oom_score_adj, which is missing in the response of the hook
 
 
-def test_koordlet_cannot_give_away_owned_cpus(with_koordlet: Any, runtime: PrivateRuntime) -> None:
+def test_koordlet_cannot_give_away_owned_cpus(
+    start_daemon_with_koordlet: Any, runtime: PrivateRuntime
+) -> None:
     """koordlet's pool may be outdated; an owner that it does not know keeps its CPUs."""
-    daemon, _ = with_koordlet(str(LAST))
+    daemon, _ = start_daemon_with_koordlet(str(LAST))
     with daemon.client() as cri:
-        node = Node(runtime, daemon, cri)
+        node = ModeledNode(runtime, daemon, cri)
         lse = node.spawn("lse", LAST)
         pod = cri.run_pod("ls", labels={"koordinator.sh/qosClass": "LS"})
         container = cri.run(pod, cpu_shares=512)
@@ -134,9 +138,9 @@ def test_koordlet_cannot_give_away_owned_cpus(with_koordlet: Any, runtime: Priva
 
 
 def test_koordlet_is_used_again_after_a_restart(
-    with_koordlet: Any, runtime: PrivateRuntime, tmp_path: Path
+    start_daemon_with_koordlet: Any, runtime: PrivateRuntime, tmp_path: Path
 ) -> None:
-    daemon, koordlet = with_koordlet(str(FIRST), policy="Ignore")
+    daemon, koordlet = start_daemon_with_koordlet(str(FIRST), policy="Ignore")
     with daemon.client() as cri:
         pod = cri.run_pod("ls", labels={"koordinator.sh/qosClass": "LS"})
         assert cpuset_of(cri.run(pod, "a", cpu_shares=512)).cpus == FIRST
@@ -154,11 +158,14 @@ def test_koordlet_is_used_again_after_a_restart(
 
 
 def test_koordinators_proxy_the_daemon_and_koordlet_in_a_chain(
-    with_koordlet: Any, peers: Callable[..., RuntimeProxy], runtime: PrivateRuntime, tmp_path: Path
+    start_daemon_with_koordlet: Any,
+    make_runtime_proxy: Callable[..., RuntimeProxy],
+    runtime: PrivateRuntime,
+    tmp_path: Path,
 ) -> None:
     """Koordinator's proxy calls the daemon, and the daemon calls koordlet: each event passes the chain."""
-    daemon, _ = with_koordlet(str(FIRST))
-    peer = peers()
+    daemon, _ = start_daemon_with_koordlet(str(FIRST))
+    peer = make_runtime_proxy()
     config = parse((daemon.directory / "config.yaml").read_text(), "test")
     (peer.servers / "topoproxy.json").write_text(registration(config))
     peer.start(runtime.cgroup)
@@ -167,7 +174,7 @@ def test_koordinators_proxy_the_daemon_and_koordlet_in_a_chain(
         container = cri.run(cri.run_pod("ls", labels=labels, annotations=GPUS), cpu_shares=512)
         assert cpuset_of(container).cpus == FIRST
         assert ("NVIDIA_VISIBLE_DEVICES", "1,3") in envs_of(cri, container)
-        node = Node(runtime, daemon, cri)
+        node = ModeledNode(runtime, daemon, cri)
         lse = node.spawn("lse", LAST)
         node.check()
         assert cpuset_of(lse).cpus == LAST

@@ -4,7 +4,7 @@ It has one directory, implements the kernel's FUSE protocol (include/uapi/linux/
 /dev/fuse. While the file ``stall`` exists in its control directory, it reads requests without answering; it
 answers them once that file is removed. Run as a program it mounts itself and serves until it is ended:
 
-    stalling.py MOUNTPOINT CONTROL
+    stalling_file_system.py MOUNTPOINT CONTROL
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main(mountpoint: str, control: str) -> None:
     serve(fuse, (Path(control) / "stall").exists)
 
 
-class Stalling:
+class StallingFileSystem:
     """The file system in the mount namespace of a private runtime.
 
     Attributes:
@@ -118,15 +118,15 @@ class Stalling:
         try:
             yield
         finally:
-            self.go_on()
+            self.answer_again()
 
-    def go_on(self) -> None:
+    def answer_again(self) -> None:
         """Answer requests again."""
         (self._control / "stall").unlink(missing_ok=True)
 
     def close(self) -> None:
         """End the file system; accesses to its mounts fail from then on."""
-        self.go_on()
+        self.answer_again()
         self._server.kill()
         self._server.wait()
         assert self._server.stdout is not None

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daemon import PROGRAM, Daemon
+from daemon import PROGRAM, DaemonProcess
 from private_runtime import wait_for
 
 from proxy.admin.client import query_admin
@@ -27,7 +27,7 @@ class HookedNode:
         servers: The directory of the configurations of its hook servers.
     """
 
-    def __init__(self, daemon: Daemon, cri: Cri, directory: Path) -> None:
+    def __init__(self, daemon: DaemonProcess, cri: Cri, directory: Path) -> None:
         self.daemon = daemon
         self.cri = cri
         self.directory = directory / "hooks.d"
@@ -35,21 +35,21 @@ class HookedNode:
 
     # Hooks.
 
-    def put(self, name: str, text: str, *, wait: bool = True) -> None:
+    def put_hook(self, name: str, text: str, *, wait: bool = True) -> None:
         """Write a hook file atomically, with the common header of all hooks."""
         draft = self.directory / f".{name}.new"
         draft.write_text(HEAD + textwrap.dedent(text))
         draft.replace(self.directory / f"{name}.py")
         if wait:
-            self.runs(name)
+            self.wait_until_in_use(name)
 
-    def name_server(self, name: str, socket: Path, policy: str, *points: str) -> None:
+    def register_server(self, name: str, socket: Path, policy: str, *points: str) -> None:
         """Register a hook server as koordlet does, and wait until the daemon uses it."""
         config = {"remote-endpoint": str(socket), "failure-policy": policy, "runtime-hooks": points}
         (self.servers / f"{name}.json").write_text(json.dumps(config))
-        self.runs(name)
+        self.wait_until_in_use(name)
 
-    def runs(self, name: str) -> None:
+    def wait_until_in_use(self, name: str) -> None:
         """Wait until a hook is in use."""
         wait_for(f"hook {name} to be in use", lambda: self.hook(name)["state"] == "running")
 
