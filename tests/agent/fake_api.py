@@ -75,7 +75,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
     def __init__(self, *collections: str) -> None:
         self.collections: dict[str, dict[str, Json]] = {path: {} for path in collections}
         self.requests: Counter[tuple[str, str]] = Counter()
-        self.seen: list[httpx2.Request] = []
+        self.requests: list[httpx2.Request] = []
         self.answers: dict[str, list[int]] = defaultdict(list)
         self.retry_after = ""
         self.down = False
@@ -161,7 +161,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
             raise httpx2.ConnectError("connection refused")
         path = request.url.path
         self.requests[request.method, path] += 1
-        self.seen.append(request)
+        self.requests.append(request)
         if self.answers[path]:
             code = self.answers[path].pop(0)
             headers = {"Retry-After": self.retry_after} if self.retry_after else {}
@@ -185,10 +185,10 @@ class FakeApi(httpx2.AsyncBaseTransport):
         if request.headers.get("Content-Type", "").startswith(APPLY) and not path.endswith("/status"):
             fields = {f"f:{part}": {} for part in body}
             owner = {"manager": request.url.params["fieldManager"], "operation": "Apply", "fieldsV1": fields}
-            self._own(body, owner, self.collections[collection].get(name, {}))
-        return self._one(request.method, collection, name, body)
+            self._record_field_owner(body, owner, self.collections[collection].get(name, {}))
+        return self._handle_object(request.method, collection, name, body)
 
-    def _own(self, body: Json, owner: Json, before: Json) -> None:
+    def _record_field_owner(self, body: Json, owner: Json, before: Json) -> None:
         """Record the owner of applied fields."""
         others = [
             each
@@ -209,7 +209,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
                 return f"{head}/{plural}", f"{namespace}/{name}".removesuffix("/")
         return None, ""
 
-    def _one(self, method: str, collection: str, name: str, body: Json) -> httpx2.Response:
+    def _handle_object(self, method: str, collection: str, name: str, body: Json) -> httpx2.Response:
         there = self.collections[collection]
         if name.endswith("/status"):
             name = name.removesuffix("/status")
@@ -231,7 +231,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
             self.remove(collection, name)
             return httpx2.Response(200, json={"kind": "Status"})
         if isinstance(body, list):
-            self._operate(there[name], body)
+            self._apply_json_patch(there[name], body)
             self.put(collection, name, **there[name])
         elif method in ("PATCH", "POST"):
             before = there.get(name, {})
@@ -240,7 +240,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
                 self.put(collection, name, **after)
         return httpx2.Response(200, json=there[name])
 
-    def _operate(self, item: Json, operations: list[Json]) -> None:
+    def _apply_json_patch(self, item: Json, operations: list[Json]) -> None:
         """Apply a JSON patch that only adds."""
         for each in operations:
             *parts, last = each["path"].strip("/").split("/")

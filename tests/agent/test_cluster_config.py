@@ -48,7 +48,7 @@ class ReloadedDaemon:
         return {"reload": {"result": result, "reason": self.refusal, "notes": self.notes}}
 
 
-class World:
+class ClusterWithConfigs:
     def __init__(self, directory: Path, allowed: str = "[log, admission]") -> None:
         directory.chmod(0o700)
         self.path = directory / "cluster" / FILE_NAME
@@ -94,66 +94,66 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterWithConfigs:
     monkeypatch.setattr(cluster_config, "PAUSES", Backoff(0.05, 0.1))
     monkeypatch.setattr(cluster_config, "SPREAD_S", 0.05)
-    return World(tmp_path)
+    return ClusterWithConfigs(tmp_path)
 
 
-def run_scenario(world: World, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def run_scenario(cluster: ClusterWithConfigs, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
-        async with world.following():
+        async with cluster.following():
             await scenario()
 
     asyncio.run(whole())
 
 
-def test_the_daemon_gets_the_settings_and_the_node_reports_them(world: World) -> None:
+def test_the_daemon_gets_the_settings_and_the_node_reports_them(cluster: ClusterWithConfigs) -> None:
     async def scenario() -> None:
-        world.put("base")
-        await until(lambda: world.reported)
-        assert world.content == {"log": {"level": "debug"}}
-        assert world.reported == {"name": "base", "generation": 1, "accepted": True}
-        await until(lambda: world.status("base"))
-        assert world.status("base") == [{"name": "n1", "generation": 1, "accepted": True}]
-        assert world.daemon.reloads == 1
-        world.put(
+        cluster.put("base")
+        await until(lambda: cluster.reported)
+        assert cluster.content == {"log": {"level": "debug"}}
+        assert cluster.reported == {"name": "base", "generation": 1, "accepted": True}
+        await until(lambda: cluster.status("base"))
+        assert cluster.status("base") == [{"name": "n1", "generation": 1, "accepted": True}]
+        assert cluster.daemon.reloads == 1
+        cluster.put(
             "gold",
             5,
             {"admission": {"maxCPUsPerPod": 2}},
             priority=1,
             nodeSelector={"matchLabels": {"tier": "gold"}},
         )
-        await until(lambda: world.reported["name"] == "gold")
-        assert world.content == {"admission": {"maxCPUsPerPod": 2}}
-        world.api.put(NODES, "n1", metadata={"labels": {}})
-        await until(lambda: world.reported and world.reported["name"] == "base")
-        world.api.remove(COLLECTION, "base")
-        await until(lambda: world.reported is None)
-        assert world.content is None
-        assert world.daemon.reloads == 4
+        await until(lambda: cluster.reported["name"] == "gold")
+        assert cluster.content == {"admission": {"maxCPUsPerPod": 2}}
+        cluster.api.put(NODES, "n1", metadata={"labels": {}})
+        await until(lambda: cluster.reported and cluster.reported["name"] == "base")
+        cluster.api.remove(COLLECTION, "base")
+        await until(lambda: cluster.reported is None)
+        assert cluster.content is None
+        assert cluster.daemon.reloads == 4
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])
 def test_an_object_that_is_created_again_gets_the_answer_in_its_status(
-    world: World, is_noticed: bool, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterWithConfigs, is_noticed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        world.put("base")
-        await until(lambda: world.status("base"))
-        former = world.api.collections[COLLECTION]["base"]
+        cluster.put("base")
+        await until(lambda: cluster.status("base"))
+        former = cluster.api.collections[COLLECTION]["base"]
         monkeypatch.setattr(cluster_config, "SPREAD_S", 0.3)
-        world.api.remove(COLLECTION, "base")
+        cluster.api.remove(COLLECTION, "base")
         if is_noticed:
-            await until(lambda: world.content is None)
+            await until(lambda: cluster.content is None)
         metadata = {**former["metadata"], "uid": "another"}
-        world.api.put(COLLECTION, "base", metadata=metadata, spec=former["spec"])
-        await until(lambda: world.status("base"))
-        assert world.status("base") == [{"name": "n1", "generation": 1, "accepted": True}]
+        cluster.api.put(COLLECTION, "base", metadata=metadata, spec=former["spec"])
+        await until(lambda: cluster.status("base"))
+        assert cluster.status("base") == [{"name": "n1", "generation": 1, "accepted": True}]
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
 @pytest.mark.parametrize(
@@ -165,160 +165,162 @@ def test_an_object_that_is_created_again_gets_the_answer_in_its_status(
         ({"log": {"level": ["a"]}}, "must be"),
     ],
 )
-def test_settings_that_the_node_does_not_permit_change_nothing(world: World, config: Any, why: str) -> None:
+def test_settings_that_the_node_does_not_permit_change_nothing(
+    cluster: ClusterWithConfigs, config: Any, why: str
+) -> None:
     async def scenario() -> None:
-        world.put("good")
-        await until(lambda: world.reported)
-        world.put("good", 2, config)
-        await until(lambda: world.reported["generation"] == 2)
-        assert not world.reported["accepted"]
-        assert why in world.reported["reason"]
-        assert world.content == {"log": {"level": "debug"}}, "the previous settings stay in effect"
-        assert world.daemon.reloads == 1, (
+        cluster.put("good")
+        await until(lambda: cluster.reported)
+        cluster.put("good", 2, config)
+        await until(lambda: cluster.reported["generation"] == 2)
+        assert not cluster.reported["accepted"]
+        assert why in cluster.reported["reason"]
+        assert cluster.content == {"log": {"level": "debug"}}, "the previous settings stay in effect"
+        assert cluster.daemon.reloads == 1, (
             "the daemon is not reloaded with settings that are known to be invalid"
         )
-        await until(lambda: world.status("good")[0]["accepted"] is False)
+        await until(lambda: cluster.status("good")[0]["accepted"] is False)
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
 @pytest.mark.parametrize("noted", [False, True])
 def test_settings_that_the_daemon_refuses_are_removed_before_its_next_start(
-    world: World, noted: bool
+    cluster: ClusterWithConfigs, noted: bool
 ) -> None:
     async def scenario() -> None:
-        world.put("good")
-        await until(lambda: world.reported)
+        cluster.put("good")
+        await until(lambda: cluster.reported)
         if noted:
-            world.daemon.notes = [f"{IGNORED}: there is no CPU 9"]
+            cluster.daemon.notes = [f"{IGNORED}: there is no CPU 9"]
         else:
-            world.daemon.refusal = "there is no CPU 9"
-        world.put("good", 2, {"log": {"level": "error"}})
-        await until(lambda: world.reported["generation"] == 2)
-        assert "there is no CPU 9" in world.reported["reason"]
-        assert world.content == {"log": {"level": "debug"}}
+            cluster.daemon.refusal = "there is no CPU 9"
+        cluster.put("good", 2, {"log": {"level": "error"}})
+        await until(lambda: cluster.reported["generation"] == 2)
+        assert "there is no CPU 9" in cluster.reported["reason"]
+        assert cluster.content == {"log": {"level": "debug"}}
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
 def test_settings_that_the_daemon_refuses_are_tried_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterWithConfigs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_config, "RECHECK_S", 0.1)
 
     async def scenario() -> None:
-        world.put("good")
-        await until(lambda: world.reported)
-        world.daemon.refusal = "a container has CPU 9"
-        world.put("good", 2, {"log": {"level": "error"}})
-        await until(lambda: not world.reported["accepted"])
-        await until(lambda: world.status("good")[0]["accepted"] is False)
-        patches, reloads = world.api.count("PATCH"), world.daemon.reloads
-        await until(lambda: world.daemon.reloads >= reloads + 3)
-        assert world.api.count("PATCH") == patches, "the same answer is reported once"
-        assert sum("refused the settings of the cluster" in line for line in world.lines) == 1
-        world.daemon.refusal = ""
-        await until(lambda: world.reported["accepted"])
-        assert world.content == {"log": {"level": "error"}}
+        cluster.put("good")
+        await until(lambda: cluster.reported)
+        cluster.daemon.refusal = "a container has CPU 9"
+        cluster.put("good", 2, {"log": {"level": "error"}})
+        await until(lambda: not cluster.reported["accepted"])
+        await until(lambda: cluster.status("good")[0]["accepted"] is False)
+        patches, reloads = cluster.api.count("PATCH"), cluster.daemon.reloads
+        await until(lambda: cluster.daemon.reloads >= reloads + 3)
+        assert cluster.api.count("PATCH") == patches, "the same answer is reported once"
+        assert sum("refused the settings of the cluster" in line for line in cluster.lines) == 1
+        cluster.daemon.refusal = ""
+        await until(lambda: cluster.reported["accepted"])
+        assert cluster.content == {"log": {"level": "error"}}
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_settings_of_a_deleted_object_are_removed_as_soon_as_the_daemon_accepts_it(
-    world: World, monkeypatch: pytest.MonkeyPatch, restart: bool
+    cluster: ClusterWithConfigs, monkeypatch: pytest.MonkeyPatch, restart: bool
 ) -> None:
     monkeypatch.setattr(cluster_config, "RECHECK_S", 0.1)
 
     def has_problem() -> bool:
-        return any(line.startswith(CANNOT_REMOVE) for line in world.lines)
+        return any(line.startswith(CANNOT_REMOVE) for line in cluster.lines)
 
     async def deleted() -> None:
-        world.put("base")
-        await until(lambda: world.reported)
-        world.daemon.refusal = "line 3: not YAML"
-        world.api.remove(COLLECTION, "base")
-        await until(lambda: "reason" in world.reported)
-        assert world.reported["accepted"], "they are in effect"
-        assert "line 3: not YAML" in world.reported["reason"]
-        assert world.content is None, "a restart of the daemon does not use them"
+        cluster.put("base")
+        await until(lambda: cluster.reported)
+        cluster.daemon.refusal = "line 3: not YAML"
+        cluster.api.remove(COLLECTION, "base")
+        await until(lambda: "reason" in cluster.reported)
+        assert cluster.reported["accepted"], "they are in effect"
+        assert "line 3: not YAML" in cluster.reported["reason"]
+        assert cluster.content is None, "a restart of the daemon does not use them"
         assert has_problem()
 
     async def accepted() -> None:
-        reloads = world.daemon.reloads
-        await until(lambda: world.daemon.reloads >= reloads + 3)
-        assert world.reported["accepted"]
-        world.daemon.refusal = ""
-        await until(lambda: world.reported is None)
-        assert any(line.startswith("resolved") and CANNOT_REMOVE in line for line in world.lines)
-        reloads = world.daemon.reloads
+        reloads = cluster.daemon.reloads
+        await until(lambda: cluster.daemon.reloads >= reloads + 3)
+        assert cluster.reported["accepted"]
+        cluster.daemon.refusal = ""
+        await until(lambda: cluster.reported is None)
+        assert any(line.startswith("resolved") and CANNOT_REMOVE in line for line in cluster.lines)
+        reloads = cluster.daemon.reloads
         await asyncio.sleep(0.4)
-        assert world.daemon.reloads == reloads
+        assert cluster.daemon.reloads == reloads
 
     async def both() -> None:
         await deleted()
         await accepted()
 
     if restart:
-        run_scenario(world, deleted)
-        run_scenario(world, accepted)
+        run_scenario(cluster, deleted)
+        run_scenario(cluster, accepted)
     else:
-        run_scenario(world, both)
+        run_scenario(cluster, both)
 
 
-def test_another_node_object_of_the_same_name_gets_the_answer(world: World) -> None:
+def test_another_node_object_of_the_same_name_gets_the_answer(cluster: ClusterWithConfigs) -> None:
     async def scenario() -> None:
-        world.put("base")
-        await until(lambda: world.reported)
-        world.api.remove(NODES, "n1")
+        cluster.put("base")
+        await until(lambda: cluster.reported)
+        cluster.api.remove(NODES, "n1")
         await asyncio.sleep(0.1)
-        world.api.put(NODES, "n1", metadata={"uid": "new", "labels": {"tier": "gold"}})
-        assert world.reported is None
-        await until(lambda: world.reported)
-        assert world.daemon.reloads == 1
+        cluster.api.put(NODES, "n1", metadata={"uid": "new", "labels": {"tier": "gold"}})
+        assert cluster.reported is None
+        await until(lambda: cluster.reported)
+        assert cluster.daemon.reloads == 1
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_a_daemon_that_is_down_gets_the_settings_later(world: World) -> None:
-    world.daemon.down = True
+def test_a_daemon_that_is_down_gets_the_settings_later(cluster: ClusterWithConfigs) -> None:
+    cluster.daemon.down = True
 
     async def scenario() -> None:
-        world.put("base")
-        await until(lambda: world.content)
-        await until(lambda: any("cannot apply the settings of the cluster" in line for line in world.lines))
-        assert world.reported is None, "nothing is reported before the result is known"
-        world.daemon.down = False
-        await until(lambda: world.reported)
-        assert world.reported["accepted"]
+        cluster.put("base")
+        await until(lambda: cluster.content)
+        await until(lambda: any("cannot apply the settings of the cluster" in line for line in cluster.lines))
+        assert cluster.reported is None, "nothing is reported before the result is known"
+        cluster.daemon.down = False
+        await until(lambda: cluster.reported)
+        assert cluster.reported["accepted"]
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_without_the_crd_or_the_api_server_the_settings_stay(world: World) -> None:
+def test_without_the_crd_or_the_api_server_the_settings_stay(cluster: ClusterWithConfigs) -> None:
     async def scenario() -> None:
-        world.put("base")
-        await until(lambda: world.reported)
-        world.api.answers[COLLECTION] += [404] * 20
-        world.api.end_watches()
+        cluster.put("base")
+        await until(lambda: cluster.reported)
+        cluster.api.answers[COLLECTION] += [404] * 20
+        cluster.api.end_watches()
         await asyncio.sleep(0.5)
-        assert world.content == {"log": {"level": "debug"}}
-        assert world.daemon.reloads == 1
+        assert cluster.content == {"log": {"level": "debug"}}
+        assert cluster.daemon.reloads == 1
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_a_node_removes_its_entry_from_an_object_that_it_no_longer_uses(world: World) -> None:
+def test_a_node_removes_its_entry_from_an_object_that_it_no_longer_uses(cluster: ClusterWithConfigs) -> None:
     async def scenario() -> None:
-        world.put("gold", nodeSelector={"matchLabels": {"tier": "gold"}})
-        await until(lambda: world.status("gold"))
-        world.api.put(NODES, "n1", metadata={"labels": {}})
+        cluster.put("gold", nodeSelector={"matchLabels": {"tier": "gold"}})
+        await until(lambda: cluster.status("gold"))
+        cluster.api.put(NODES, "n1", metadata={"labels": {}})
 
         def applied() -> list[Any]:
-            return [r for r in world.api.seen if r.url.path == f"{COLLECTION}/gold/status"]
+            return [r for r in cluster.api.requests if r.url.path == f"{COLLECTION}/gold/status"]
 
         await until(lambda: len(applied()) == 2)
-        assert world.reported is None
+        assert cluster.reported is None
         assert json.loads(applied()[1].content)["status"] == {}, (
             "an apply without the fields that its owner had before"
         )
@@ -326,216 +328,226 @@ def test_a_node_removes_its_entry_from_an_object_that_it_no_longer_uses(world: W
             "only the entry of this node"
         )
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
 def test_nodes_take_settings_at_once_and_report_them_at_different_times(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterWithConfigs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_config.random, "uniform", lambda low, high: 0.5)
 
     async def scenario() -> None:
-        world.put("base")
-        await until(lambda: world.daemon.reloads)
+        cluster.put("base")
+        await until(lambda: cluster.daemon.reloads)
         await asyncio.sleep(0.2)
-        assert world.reported is None
-        assert not world.status("base")
-        await until(lambda: world.reported)
-        await until(lambda: world.status("base"))
+        assert cluster.reported is None
+        assert not cluster.status("base")
+        await until(lambda: cluster.reported)
+        await until(lambda: cluster.status("base"))
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
 @pytest.mark.parametrize("message", ["status.nodes: Too many: 21: must have at most 20 items", "status: no"])
-def test_a_list_that_other_nodes_have_filled_is_no_error(world: World, message: str) -> None:
-    one = world.api._one
+def test_a_list_that_other_nodes_have_filled_is_no_error(cluster: ClusterWithConfigs, message: str) -> None:
+    one = cluster.api._one
 
     def full(method: str, collection: str, name: str, body: Any) -> Any:
         if collection == COLLECTION and name.endswith("/status"):
             return httpx2.Response(422, json={"message": message})
         return one(method, collection, name, body)
 
-    world.api._one = full  # type: ignore[method-assign]
+    cluster.api._one = full  # type: ignore[method-assign]
 
     async def scenario() -> None:
-        world.put("base")
-        await until(lambda: world.reported)
+        cluster.put("base")
+        await until(lambda: cluster.reported)
         path = f"{COLLECTION}/base/status"
-        await until(lambda: world.api.count("PATCH", path))
+        await until(lambda: cluster.api.count("PATCH", path))
         await asyncio.sleep(0.5)
-        assert (world.api.count("PATCH", path) == 1) == ("Too many" in message)
+        assert (cluster.api.count("PATCH", path) == 1) == ("Too many" in message)
         problem = "cannot report which settings of the cluster are in effect"
-        assert any(problem in line for line in world.lines) == ("Too many" not in message)
+        assert any(problem in line for line in cluster.lines) == ("Too many" not in message)
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_a_key_that_is_no_longer_permitted_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_no_longer_permitted_is_reported(
+    cluster: ClusterWithConfigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cluster_config, "RECHECK_S", 0.05)
 
     async def scenario() -> None:
-        world.put("base")
-        await until(lambda: world.reported)
-        assert world.reported["accepted"]
-        file = world.path.parent.with_name("config.yaml")
+        cluster.put("base")
+        await until(lambda: cluster.reported)
+        assert cluster.reported["accepted"]
+        file = cluster.path.parent.with_name("config.yaml")
         text = file.read_text()
         file.write_text(text.replace("[log, admission]", "[admission]"))
-        await until(lambda: not world.reported["accepted"])
-        assert "log.level: this node does not permit it" in world.reported["reason"]
-        await until(lambda: world.status("base")[0]["accepted"] is False)
+        await until(lambda: not cluster.reported["accepted"])
+        assert "log.level: this node does not permit it" in cluster.reported["reason"]
+        await until(lambda: cluster.status("base")[0]["accepted"] is False)
         file.write_text(text)
-        await until(lambda: world.reported["accepted"])
-        reloads = world.daemon.reloads
+        await until(lambda: cluster.reported["accepted"])
+        reloads = cluster.daemon.reloads
         await asyncio.sleep(0.3)
-        assert world.daemon.reloads == reloads, "the daemon is not reloaded without a change"
+        assert cluster.daemon.reloads == reloads, "the daemon is not reloaded without a change"
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_settings_refused_after_an_outage_of_the_daemon_are_reverted(world: World) -> None:
+def test_settings_refused_after_an_outage_of_the_daemon_are_reverted(cluster: ClusterWithConfigs) -> None:
     async def scenario() -> None:
-        world.put("good")
-        await until(lambda: world.reported)
-        world.daemon.down = True
-        world.put("good", 2, {"log": {"level": "error"}})
-        await until(lambda: world.content == {"log": {"level": "error"}})
-        world.daemon.refusal = "there is no CPU 9"
-        world.daemon.down = False
-        await until(lambda: world.reported["generation"] == 2)
-        assert not world.reported["accepted"]
-        assert world.content == {"log": {"level": "debug"}}
+        cluster.put("good")
+        await until(lambda: cluster.reported)
+        cluster.daemon.down = True
+        cluster.put("good", 2, {"log": {"level": "error"}})
+        await until(lambda: cluster.content == {"log": {"level": "error"}})
+        cluster.daemon.refusal = "there is no CPU 9"
+        cluster.daemon.down = False
+        await until(lambda: cluster.reported["generation"] == 2)
+        assert not cluster.reported["accepted"]
+        assert cluster.content == {"log": {"level": "debug"}}
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_an_odd_object_is_ignored_with_a_reason(world: World) -> None:
+def test_an_odd_object_is_ignored_with_a_reason(cluster: ClusterWithConfigs) -> None:
     async def scenario() -> None:
-        world.api.put(COLLECTION, "odd", spec={"config": 5, "priority": 100})
-        world.put("base")
-        await until(lambda: world.reported)
-        assert world.reported["name"] == "base"
-        assert any("spec.config is missing" in line for line in world.lines)
+        cluster.api.put(COLLECTION, "odd", spec={"config": 5, "priority": 100})
+        cluster.put("base")
+        await until(lambda: cluster.reported)
+        assert cluster.reported["name"] == "base"
+        assert any("spec.config is missing" in line for line in cluster.lines)
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_a_node_that_permits_nothing_reads_its_node_once(world: World) -> None:
-    world.config = Config()
+def test_a_node_that_permits_nothing_reads_its_node_once(cluster: ClusterWithConfigs) -> None:
+    cluster.config = Config()
 
     async def scenario() -> None:
         await asyncio.sleep(0.1)
 
-    run_scenario(world, scenario)
-    assert dict(world.api.requests) == {("GET", f"{NODES}/n1"): 1}
+    run_scenario(cluster, scenario)
+    assert dict(cluster.api.requests) == {("GET", f"{NODES}/n1"): 1}
 
 
 @pytest.mark.parametrize("with_directory", [True, False])
 def test_reports_of_an_earlier_run_are_removed_if_nothing_is_permitted_any_more(
-    world: World, with_directory: bool
+    cluster: ClusterWithConfigs, with_directory: bool
 ) -> None:
     async def reports() -> None:
-        world.put("base")
-        await until(lambda: world.reported and world.status("base"))
+        cluster.put("base")
+        await until(lambda: cluster.reported and cluster.status("base"))
 
     async def removes() -> None:
-        await until(lambda: world.reported is None)
+        await until(lambda: cluster.reported is None)
 
-    run_scenario(world, reports)
-    world.api.put(COLLECTION, "other", spec={"config": {}}, status={"nodes": [{"name": "n2"}]})
-    facts = replace(world.config.cluster_facts, directory=None) if not with_directory else None
-    world.config = replace(
-        world.config,
+    run_scenario(cluster, reports)
+    cluster.api.put(COLLECTION, "other", spec={"config": {}}, status={"nodes": [{"name": "n2"}]})
+    facts = replace(cluster.config.cluster_facts, directory=None) if not with_directory else None
+    cluster.config = replace(
+        cluster.config,
         cluster_config=ClusterConfigConfig(),
-        cluster_facts=facts or world.config.cluster_facts,
+        cluster_facts=facts or cluster.config.cluster_facts,
     )
-    world.api.answers[f"{NODES}/n1"] = [503, 403]
-    run_scenario(world, removes)
+    cluster.api.answers[f"{NODES}/n1"] = [503, 403]
+    run_scenario(cluster, removes)
     owner = {"fieldManager": "topoproxy-n1", "force": "true"}
-    left = [request for request in world.api.seen if request.url.path == f"{COLLECTION}/base/status"][-1]
+    left = [request for request in cluster.api.requests if request.url.path == f"{COLLECTION}/base/status"][
+        -1
+    ]
     assert dict(left.url.params) == owner
     assert json.loads(left.content)["status"] == {}
-    assert not world.api.count("PATCH", f"{COLLECTION}/other/status")
-    assert (world.content is None) == with_directory
+    assert not cluster.api.count("PATCH", f"{COLLECTION}/other/status")
+    assert (cluster.content is None) == with_directory
 
 
 @pytest.mark.parametrize("path", [f"{NODES}/n1", f"{COLLECTION}/base/status"])
-def test_a_report_is_not_repeated_before_the_api_server_permits_it(world: World, path: str) -> None:
+def test_a_report_is_not_repeated_before_the_api_server_permits_it(
+    cluster: ClusterWithConfigs, path: str
+) -> None:
     async def scenario() -> None:
-        world.api.answers[path], world.api.retry_after = [429], "1"
-        world.put("base")
-        await until(lambda: world.api.count("PATCH", path) == 1)
-        world.put("base", 2, {"log": {"level": "error"}})
-        await until(lambda: world.content == {"log": {"level": "error"}})
+        cluster.api.answers[path], cluster.api.retry_after = [429], "1"
+        cluster.put("base")
+        await until(lambda: cluster.api.count("PATCH", path) == 1)
+        cluster.put("base", 2, {"log": {"level": "error"}})
+        await until(lambda: cluster.content == {"log": {"level": "error"}})
         await asyncio.sleep(0.5)
-        assert world.api.count("PATCH", path) == 1
-        await until(lambda: world.status("base"))
-        assert world.reported["generation"] == 2
+        assert cluster.api.count("PATCH", path) == 1
+        await until(lambda: cluster.status("base"))
+        assert cluster.reported["generation"] == 2
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_a_node_is_not_removed_from_a_status_before_the_api_server_permits_it(world: World) -> None:
+def test_a_node_is_not_removed_from_a_status_before_the_api_server_permits_it(
+    cluster: ClusterWithConfigs,
+) -> None:
     path = f"{COLLECTION}/base/status"
 
     async def scenario() -> None:
-        world.put("base")
-        await until(lambda: world.status("base"))
-        world.api.answers[path], world.api.retry_after = [429], "1"
-        world.put("gold", priority=1)
-        world.api.put(COLLECTION, "base", spec={"config": {}}, status={"nodes": [{"name": "n1"}]})
-        await until(lambda: world.api.count("PATCH", path) == 2)
+        cluster.put("base")
+        await until(lambda: cluster.status("base"))
+        cluster.api.answers[path], cluster.api.retry_after = [429], "1"
+        cluster.put("gold", priority=1)
+        cluster.api.put(COLLECTION, "base", spec={"config": {}}, status={"nodes": [{"name": "n1"}]})
+        await until(lambda: cluster.api.count("PATCH", path) == 2)
         await asyncio.sleep(0.5)
-        assert world.api.count("PATCH", path) == 2
-        await until(lambda: world.api.count("PATCH", path) == 3)
+        assert cluster.api.count("PATCH", path) == 2
+        await until(lambda: cluster.api.count("PATCH", path) == 3)
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_reports_of_an_earlier_run_are_not_read_before_the_api_server_permits_it(world: World) -> None:
+def test_reports_of_an_earlier_run_are_not_read_before_the_api_server_permits_it(
+    cluster: ClusterWithConfigs,
+) -> None:
     path = f"{NODES}/n1"
-    world.config = Config()
-    world.api.answers[path], world.api.retry_after = [429], "1"
+    cluster.config = Config()
+    cluster.api.answers[path], cluster.api.retry_after = [429], "1"
 
     async def scenario() -> None:
-        await until(lambda: world.api.count("GET", path) == 1)
+        await until(lambda: cluster.api.count("GET", path) == 1)
         await asyncio.sleep(0.5)
-        assert world.api.count("GET", path) == 1
-        await until(lambda: world.api.count("GET", path) == 2)
+        assert cluster.api.count("GET", path) == 1
+        await until(lambda: cluster.api.count("GET", path) == 2)
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
 @pytest.mark.parametrize("answers", [[404], [403] * 10])
-def test_a_node_that_cannot_be_read_has_no_reports(world: World, answers: list[int]) -> None:
-    world.config = Config()
-    world.api.answers[f"{NODES}/n1"] = answers
+def test_a_node_that_cannot_be_read_has_no_reports(cluster: ClusterWithConfigs, answers: list[int]) -> None:
+    cluster.config = Config()
+    cluster.api.answers[f"{NODES}/n1"] = answers
 
     async def scenario() -> None:
         await asyncio.sleep(1)
 
-    run_scenario(world, scenario)
-    assert world.api.requests["GET", f"{NODES}/n1"] <= 6
-    assert not world.api.count("PATCH")
+    run_scenario(cluster, scenario)
+    assert cluster.api.requests["GET", f"{NODES}/n1"] <= 6
+    assert not cluster.api.count("PATCH")
 
 
-def test_keys_may_be_permitted_while_the_api_server_is_away(world: World) -> None:
-    config, world.config = world.config, replace(world.config, cluster_config=ClusterConfigConfig())
-    world.api.down = True
+def test_keys_may_be_permitted_while_the_api_server_is_away(cluster: ClusterWithConfigs) -> None:
+    config, cluster.config = cluster.config, replace(cluster.config, cluster_config=ClusterConfigConfig())
+    cluster.api.down = True
 
     async def scenario() -> None:
         session = AgentSession(
-            world.config, "n1", world.daemon, world.api.client(), telemetry([])  # type: ignore[arg-type]
+            cluster.config, "n1", cluster.daemon, cluster.api.client(), telemetry([])  # type: ignore[arg-type]
         )  # fmt: skip
         task = asyncio.ensure_future(follow_config(session))
         await asyncio.sleep(0.1)
         session.use(config)
         await asyncio.sleep(0.2)
-        world.api.down = False
-        world.put("base")
-        await until(lambda: world.reported)
+        cluster.api.down = False
+        cluster.put("base")
+        await until(lambda: cluster.reported)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await session.api.close()
 
     asyncio.run(scenario())
-    assert world.reported["accepted"]
+    assert cluster.reported["accepted"]

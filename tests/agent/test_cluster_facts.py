@@ -76,7 +76,7 @@ class QueriedDaemon:
         return {}
 
 
-class World:
+class ClusterWithFacts:
     def __init__(self, directory: Path, *, selecting: bool = True) -> None:
         self.directory = directory / "cluster"
         self.api = FakeApi(NODES, PODS, NAMESPACES)
@@ -108,169 +108,171 @@ class World:
             await session.api.close()
 
 
-def confirmed(world: World, name: str) -> Any:
+def confirmed(cluster: ClusterWithFacts, name: str) -> Any:
     """Return the seconds since a file was confirmed; the API server sends a bookmark to its watch."""
-    if not world.api.down:
-        world.api.bookmark(f"/api/v1/{name}")
-    return world.pages()[name if name != "nodes" else "node"]["confirmed_s"]
+    if not cluster.api.down:
+        cluster.api.bookmark(f"/api/v1/{name}")
+    return cluster.pages()[name if name != "nodes" else "node"]["confirmed_s"]
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterWithFacts:
     tmp_path.chmod(0o700)
     monkeypatch.setattr(cluster_facts, "CONFIRM_S", 0.2)
     monkeypatch.setattr(cluster_facts, "NAMESPACES_S", 0.4)
-    world = World(tmp_path)
-    world.api.put(NODES, "n1", metadata={"labels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}})
-    world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "b"}})
-    world.api.put(PODS, "team/web", metadata={"uid": "u1"}, spec=SPEC)
-    return world
+    cluster = ClusterWithFacts(tmp_path)
+    cluster.api.put(
+        NODES, "n1", metadata={"labels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}}
+    )
+    cluster.api.put(NAMESPACES, "team", metadata={"labels": {"a": "b"}})
+    cluster.api.put(PODS, "team/web", metadata={"uid": "u1"}, spec=SPEC)
+    return cluster
 
 
-def run_scenario(world: World, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def run_scenario(cluster: ClusterWithFacts, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
-        async with world.reading():
-            await until(lambda: all(page["read_s"] is not None for page in world.pages().values()))
+        async with cluster.reading():
+            await until(lambda: all(page["read_s"] is not None for page in cluster.pages().values()))
             await scenario()
 
     asyncio.run(whole())
 
 
-def test_files_follow_the_objects(world: World) -> None:
+def test_files_follow_the_objects(cluster: ClusterWithFacts) -> None:
     async def scenario() -> None:
-        meta = world.files.node.read()
+        meta = cluster.files.node.read()
         assert meta is not None
         assert meta.labels == {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}
-        assert world.files.namespaces.read() == {"team": {"a": "b"}}
-        assert world.pod("u1")
-        assert world.pages()["pods"]["node"] == "n1"
-        world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
-        await until(lambda: world.pod("u2"), 1.0)
-        assert world.pages()["pods"]["resourceVersion"] == str(world.api.version)
-        world.api.remove(PODS, "team/web")
-        await until(lambda: not world.pod("u1"), 1.0)
-        world.api.put(NAMESPACES, "team", metadata={"labels": {}})
-        await until(lambda: world.files.namespaces.read() == {"team": {}}, 1.0)
+        assert cluster.files.namespaces.read() == {"team": {"a": "b"}}
+        assert cluster.pod("u1")
+        assert cluster.pages()["pods"]["node"] == "n1"
+        cluster.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
+        await until(lambda: cluster.pod("u2"), 1.0)
+        assert cluster.pages()["pods"]["resourceVersion"] == str(cluster.api.version)
+        cluster.api.remove(PODS, "team/web")
+        await until(lambda: not cluster.pod("u1"), 1.0)
+        cluster.api.put(NAMESPACES, "team", metadata={"labels": {}})
+        await until(lambda: cluster.files.namespaces.read() == {"team": {}}, 1.0)
 
-    run_scenario(world, scenario)
-    selectors = {(r.url.path, r.url.params.get("fieldSelector")) for r in world.api.seen}
+    run_scenario(cluster, scenario)
+    selectors = {(r.url.path, r.url.params.get("fieldSelector")) for r in cluster.api.requests}
     assert selectors == {(NODES, "metadata.name=n1"), (PODS, "spec.nodeName=n1"), (NAMESPACES, None)}
 
 
-def test_the_daemon_is_notified_of_changes_of_the_node_and_not_of_pods(world: World) -> None:
+def test_the_daemon_is_notified_of_changes_of_the_node_and_not_of_pods(cluster: ClusterWithFacts) -> None:
     async def scenario() -> None:
-        await until(lambda: len(world.daemon.queries) == 2)
-        world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
-        await until(lambda: world.pod("u2"))
-        assert world.daemon.queries == ["/cluster/refresh"] * 2
-        world.daemon.down = True
-        world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "c"}})
-        await until(lambda: len(world.daemon.queries) == 3)
-        world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "d"}})
-        await until(lambda: world.files.namespaces.read() == {"team": {"a": "d"}})
+        await until(lambda: len(cluster.daemon.queries) == 2)
+        cluster.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
+        await until(lambda: cluster.pod("u2"))
+        assert cluster.daemon.queries == ["/cluster/refresh"] * 2
+        cluster.daemon.down = True
+        cluster.api.put(NAMESPACES, "team", metadata={"labels": {"a": "c"}})
+        await until(lambda: len(cluster.daemon.queries) == 3)
+        cluster.api.put(NAMESPACES, "team", metadata={"labels": {"a": "d"}})
+        await until(lambda: cluster.files.namespaces.read() == {"team": {"a": "d"}})
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_a_heartbeat_of_a_node_writes_nothing(world: World) -> None:
+def test_a_heartbeat_of_a_node_writes_nothing(cluster: ClusterWithFacts) -> None:
     async def scenario() -> None:
-        path = world.directory / "node.json"
+        path = cluster.directory / "node.json"
         before = path.stat().st_ino
-        world.api.put(
+        cluster.api.put(
             NODES,
             "n1",
             metadata={"labels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly", "other": "x"}},
             status={"conditions": [{"lastHeartbeatTime": "now"}]},
         )
-        world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
-        await until(lambda: world.pod("u2"))
+        cluster.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
+        await until(lambda: cluster.pod("u2"))
         assert path.stat().st_ino == before
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_the_age_of_a_file_is_that_of_the_last_watch_event(world: World) -> None:
+def test_the_age_of_a_file_is_that_of_the_last_watch_event(cluster: ClusterWithFacts) -> None:
     async def scenario() -> None:
-        await until(lambda: world.pages()["pods"]["confirmed_s"] > 0.8)
-        assert world.api.watches == 3, "a dead connection looks like this"
-        await until(lambda: confirmed(world, "pods") < 0.3)
+        await until(lambda: cluster.pages()["pods"]["confirmed_s"] > 0.8)
+        assert cluster.api.watches == 3, "a dead connection looks like this"
+        await until(lambda: confirmed(cluster, "pods") < 0.3)
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_an_outage_leaves_the_files_and_they_get_older(world: World) -> None:
+def test_an_outage_leaves_the_files_and_they_get_older(cluster: ClusterWithFacts) -> None:
     async def scenario() -> None:
-        await until(lambda: confirmed(world, "pods") < 0.15)
-        world.api.crash()
-        await until(lambda: world.pages()["pods"]["confirmed_s"] > 0.5)
-        assert world.pod("u1")
-        world.api.down = False
-        world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
-        await until(lambda: world.pod("u2"), 5.0)
-        await until(lambda: confirmed(world, "namespaces") < 0.15)
+        await until(lambda: confirmed(cluster, "pods") < 0.15)
+        cluster.api.crash()
+        await until(lambda: cluster.pages()["pods"]["confirmed_s"] > 0.5)
+        assert cluster.pod("u1")
+        cluster.api.down = False
+        cluster.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
+        await until(lambda: cluster.pod("u2"), 5.0)
+        await until(lambda: confirmed(cluster, "namespaces") < 0.15)
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
 @pytest.mark.parametrize("code", [401, 403, 404])
-def test_revoked_permissions_do_not_empty_the_files(world: World, code: int) -> None:
+def test_revoked_permissions_do_not_empty_the_files(cluster: ClusterWithFacts, code: int) -> None:
     async def scenario() -> None:
         for path in (NODES, PODS, NAMESPACES):
-            world.api.answers[path] += [code] * 50
-        world.api.end_watches()
-        await until(lambda: world.pages()["pods"]["confirmed_s"] > 0.6)
-        assert world.pod("u1")
-        assert world.files.namespaces.read() == {"team": {"a": "b"}}
-        assert world.files.node.read() is not None
+            cluster.api.answers[path] += [code] * 50
+        cluster.api.end_watches()
+        await until(lambda: cluster.pages()["pods"]["confirmed_s"] > 0.6)
+        assert cluster.pod("u1")
+        assert cluster.files.namespaces.read() == {"team": {"a": "b"}}
+        assert cluster.files.node.read() is not None
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_a_node_object_that_is_deleted_leaves_the_last_one(world: World) -> None:
+def test_a_node_object_that_is_deleted_leaves_the_last_one(cluster: ClusterWithFacts) -> None:
     async def scenario() -> None:
-        world.api.remove(NODES, "n1")
-        await until(lambda: world.pages()["node"]["confirmed_s"] > 0.5)
-        assert world.files.node.read() is not None
-        await until(lambda: confirmed(world, "pods") < 0.15)
-        assert world.pages()["node"]["confirmed_s"] > 0.5, "only the others are current"
+        cluster.api.remove(NODES, "n1")
+        await until(lambda: cluster.pages()["node"]["confirmed_s"] > 0.5)
+        assert cluster.files.node.read() is not None
+        await until(lambda: confirmed(cluster, "pods") < 0.15)
+        assert cluster.pages()["node"]["confirmed_s"] > 0.5, "only the others are current"
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_a_removed_file_is_written_again(world: World) -> None:
+def test_a_removed_file_is_written_again(cluster: ClusterWithFacts) -> None:
     async def scenario() -> None:
-        (world.directory / "pods.json").unlink()
-        await until((world.directory / "pods.json").exists)
+        (cluster.directory / "pods.json").unlink()
+        await until((cluster.directory / "pods.json").exists)
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_a_directory_that_cannot_be_written_is_reported_and_tried_again(world: World) -> None:
+def test_a_directory_that_cannot_be_written_is_reported_and_tried_again(cluster: ClusterWithFacts) -> None:
     async def scenario() -> None:
-        world.directory.rename(world.directory.with_name("away"))
-        world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
+        cluster.directory.rename(cluster.directory.with_name("away"))
+        cluster.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
         await until(
-            lambda: any("cannot write what was read from the cluster" in line for line in world.lines)
+            lambda: any("cannot write what was read from the cluster" in line for line in cluster.lines)
         )
-        world.directory.with_name("away").rename(world.directory)
-        await until(lambda: world.pod("u2"))
+        cluster.directory.with_name("away").rename(cluster.directory)
+        await until(lambda: cluster.pod("u2"))
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
 def test_without_a_selector_namespaces_are_not_watched(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    world = World(tmp_path, selecting=False)
+    cluster = ClusterWithFacts(tmp_path, selecting=False)
 
     async def scenario() -> None:
-        async with world.reading():
-            await until(lambda: world.pages()["pods"]["read_s"] is not None)
+        async with cluster.reading():
+            await until(lambda: cluster.pages()["pods"]["read_s"] is not None)
 
     asyncio.run(scenario())
-    assert world.api.count("GET", NAMESPACES) == 0
-    assert not (world.directory / "namespaces.json").exists()
-    assert json.loads((world.directory / "pods.json").read_bytes())["items"] == []
-    assert (world.directory.stat().st_mode & 0o777) == 0o700
+    assert cluster.api.count("GET", NAMESPACES) == 0
+    assert not (cluster.directory / "namespaces.json").exists()
+    assert json.loads((cluster.directory / "pods.json").read_bytes())["items"] == []
+    assert (cluster.directory.stat().st_mode & 0o777) == 0o700
 
 
 def test_without_a_directory_nothing_is_done(tmp_path: Path) -> None:
@@ -281,20 +283,20 @@ def test_without_a_directory_nothing_is_done(tmp_path: Path) -> None:
     assert not api.requests
 
 
-def test_namespaces_that_change_often_are_written_rarely(world: World) -> None:
+def test_namespaces_that_change_often_are_written_rarely(cluster: ClusterWithFacts) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         began, written = loop.time(), list[object]()
         while loop.time() - began < 1.2:
-            world.api.put(NAMESPACES, "team", metadata={"labels": {"a": str(loop.time())}})
+            cluster.api.put(NAMESPACES, "team", metadata={"labels": {"a": str(loop.time())}})
             await asyncio.sleep(0.02)
-            if (now := world.files.namespaces.read()) not in written:
+            if (now := cluster.files.namespaces.read()) not in written:
                 written.append(now)
         assert 2 <= len(written) <= 2 + (loop.time() - began) / 0.4
-        world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "last"}})
-        await until(lambda: world.files.namespaces.read() == {"team": {"a": "last"}}, 2.0)
+        cluster.api.put(NAMESPACES, "team", metadata={"labels": {"a": "last"}})
+        await until(lambda: cluster.files.namespaces.read() == {"team": {"a": "last"}}, 2.0)
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
 def test_the_daemon_reads_of_a_pod_what_it_would_read_of_the_whole_object() -> None:

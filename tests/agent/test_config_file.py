@@ -28,14 +28,14 @@ NODES, PODS, NAMESPACES = "/api/v1/nodes", "/api/v1/pods", "/api/v1/namespaces"
 SELECTING = "admission: {namespaceSelector: {matchLabels: {cpus: may-own}}}\n"
 
 
-class ReloadedDaemon:
+class AcceptingDaemon:
     """A daemon that accepts everything."""
 
     async def query(self, route: str, params: object = None, **more: object) -> object:
         return {"reload": {"result": "applied"}} if route == "/reload" else {}
 
 
-class World:
+class ClusterWithConfigFile:
     def __init__(self, directory: Path) -> None:
         directory.chmod(0o700)
         self.directory = directory / "cluster"
@@ -48,7 +48,7 @@ class World:
         self.session = AgentSession(
             replace(load(self.file), origin=Origin(self.file, trusted=False)),
             "n1",
-            ReloadedDaemon(),  # type: ignore[arg-type]
+            AcceptingDaemon(),  # type: ignore[arg-type]
             self.api.client(),
             telemetry(self.lines),
         )
@@ -62,16 +62,16 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterWithConfigFile:
     monkeypatch.setattr(config_file, "LOOK_S", 0.05)
     monkeypatch.setattr(cluster_config, "SPREAD_S", 0.05)
-    return World(tmp_path)
+    return ClusterWithConfigFile(tmp_path)
 
 
-def run_scenario(world: World, scenario: Callable[[], Awaitable[None]]) -> None:
+def run_scenario(cluster: ClusterWithConfigFile, scenario: Callable[[], Awaitable[None]]) -> None:
     async def whole() -> None:
         parts = [
-            asyncio.ensure_future(part(world.session)) for part in (follow_file, read_facts, follow_config)
+            asyncio.ensure_future(part(cluster.session)) for part in (follow_file, read_facts, follow_config)
         ]
         try:
             await scenario()
@@ -80,81 +80,83 @@ def run_scenario(world: World, scenario: Callable[[], Awaitable[None]]) -> None:
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
-            await world.session.api.close()
+            await cluster.session.api.close()
 
     asyncio.run(whole())
 
 
-def test_namespaces_are_read_while_the_configuration_selects_by_their_labels(world: World) -> None:
+def test_namespaces_are_read_while_the_configuration_selects_by_their_labels(
+    cluster: ClusterWithConfigFile,
+) -> None:
     async def scenario() -> None:
-        await until(lambda: world.api.watches == 2)
-        assert world.api.count("GET", NAMESPACES) == 0
-        world.write(SELECTING)
-        await until(lambda: world.namespaces == {"trading": {"cpus": "may-own"}})
-        requests = world.api.count("GET", NAMESPACES)
-        world.write("")
-        await until(lambda: world.session.config.admission.namespace_selector.all)
+        await until(lambda: cluster.api.watches == 2)
+        assert cluster.api.count("GET", NAMESPACES) == 0
+        cluster.write(SELECTING)
+        await until(lambda: cluster.namespaces == {"trading": {"cpus": "may-own"}})
+        requests = cluster.api.count("GET", NAMESPACES)
+        cluster.write("")
+        await until(lambda: cluster.session.config.admission.namespace_selector.all)
         await asyncio.sleep(0.1)
-        world.api.end_watches()
+        cluster.api.end_watches()
         await asyncio.sleep(1.0)
-        assert world.api.count("GET", NAMESPACES) == requests
-        world.api.put(NAMESPACES, "other", metadata={"labels": {}})
-        world.write(SELECTING)
-        await until(lambda: world.namespaces == {"trading": {"cpus": "may-own"}, "other": {}})
+        assert cluster.api.count("GET", NAMESPACES) == requests
+        cluster.api.put(NAMESPACES, "other", metadata={"labels": {}})
+        cluster.write(SELECTING)
+        await until(lambda: cluster.namespaces == {"trading": {"cpus": "may-own"}, "other": {}})
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_a_selector_from_the_cluster_counts(world: World) -> None:
+def test_a_selector_from_the_cluster_counts(cluster: ClusterWithConfigFile) -> None:
     async def scenario() -> None:
-        world.write("clusterConfig: {allowed: [admission]}\n")
+        cluster.write("clusterConfig: {allowed: [admission]}\n")
         selector = {"matchLabels": {"cpus": "may-own"}}
         settings = {"admission": {"namespaceSelector": selector}}
-        world.api.put(COLLECTION, "tenants", metadata={"generation": 1}, spec={"config": settings})
-        await until(lambda: world.namespaces == {"trading": {"cpus": "may-own"}})
+        cluster.api.put(COLLECTION, "tenants", metadata={"generation": 1}, spec={"config": settings})
+        await until(lambda: cluster.namespaces == {"trading": {"cpus": "may-own"}})
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_settings_of_the_cluster_are_used_once_the_node_permits_them(world: World) -> None:
+def test_settings_of_the_cluster_are_used_once_the_node_permits_them(cluster: ClusterWithConfigFile) -> None:
     async def scenario() -> None:
         settings = {"log": {"level": "debug"}}
-        world.api.put(COLLECTION, "base", metadata={"generation": 1}, spec={"config": settings})
+        cluster.api.put(COLLECTION, "base", metadata={"generation": 1}, spec={"config": settings})
         await asyncio.sleep(0.2)
-        assert world.api.count("GET", COLLECTION) == 0
-        drop_in = drop_ins(world.file) / "10-cluster.yaml"
+        assert cluster.api.count("GET", COLLECTION) == 0
+        drop_in = drop_ins(cluster.file) / "10-cluster.yaml"
         drop_in.parent.mkdir()
         drop_in.write_text("clusterConfig: {allowed: [log]}\n")
-        await until(lambda: ANNOTATION in str(world.api.collections[NODES]["n1"]))
-        assert (world.directory / "config.yaml").exists()
+        await until(lambda: ANNOTATION in str(cluster.api.collections[NODES]["n1"]))
+        assert (cluster.directory / "config.yaml").exists()
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
-def test_a_faulty_file_is_reported_and_what_was_read_last_stays(world: World) -> None:
+def test_a_faulty_file_is_reported_and_what_was_read_last_stays(cluster: ClusterWithConfigFile) -> None:
     async def scenario() -> None:
-        world.write(SELECTING)
-        await until(lambda: not world.session.config.admission.namespace_selector.all)
-        world.write("admission: [\n")
-        await until(lambda: any("cannot read the configuration again" in line for line in world.lines))
-        assert not world.session.config.admission.namespace_selector.all
-        world.write(SELECTING)
-        await until(lambda: any(line.startswith("resolved") for line in world.lines))
+        cluster.write(SELECTING)
+        await until(lambda: not cluster.session.config.admission.namespace_selector.all)
+        cluster.write("admission: [\n")
+        await until(lambda: any("cannot read the configuration again" in line for line in cluster.lines))
+        assert not cluster.session.config.admission.namespace_selector.all
+        cluster.write(SELECTING)
+        await until(lambda: any(line.startswith("resolved") for line in cluster.lines))
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)
 
 
 def test_the_level_of_the_log_follows_and_other_keys_wait_for_a_restart(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterWithConfigFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     levels: list[str] = []
     monkeypatch.setattr(logs.log, "change", lambda level, form: levels.append(level))
 
     async def scenario() -> None:
-        world.write("log: {level: debug}\ncluster: {events: false}\nrejectedPods: {policy: evict}\n")
+        cluster.write("log: {level: debug}\ncluster: {events: false}\nrejectedPods: {policy: evict}\n")
         await until(lambda: levels)
         assert levels == ["debug"]
-        assert world.session.config.cluster == Config().cluster
-        assert world.session.config.rejected_pods == Config().rejected_pods
+        assert cluster.session.config.cluster == Config().cluster
+        assert cluster.session.config.rejected_pods == Config().rejected_pods
 
-    run_scenario(world, scenario)
+    run_scenario(cluster, scenario)

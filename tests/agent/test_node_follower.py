@@ -16,7 +16,7 @@ from tests.agent.objects.test_objects import PAGE
 from tests.testkit.simulated_clock import run_simulated
 
 
-class Daemon:
+class HangingDaemon:
     """Answers until it hangs, or is down."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Daemon:
 
 @pytest.mark.parametrize("fault", ["hangs", "down"])
 def test_a_daemon_that_does_not_answer_counts_as_unreachable_after_its_limit(fault: str) -> None:
-    daemon, silences = Daemon(), list[tuple[float, TopoproxyError]]()
+    daemon, silences = HangingDaemon(), list[tuple[float, TopoproxyError]]()
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

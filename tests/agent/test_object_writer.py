@@ -20,7 +20,7 @@ LEAST = 0.05
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_S", LEAST)
     monkeypatch.setattr(module, "WRITE_BURST", 1000)
     monkeypatch.setattr(module, "FAILED", Backoff(0.02, 0.05))
@@ -28,7 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "OVERWRITTEN", Backoff(0.05, 1.0, steady=5.0, tolerated=2, least=0.05))
 
 
-class Server:
+class WrittenServer:
     def __init__(self) -> None:
         self.writes: list[tuple[str, Any]] = []
         self.errors: list[Exception] = []
@@ -52,8 +52,8 @@ class Server:
         return [value for _, value in self.writes]
 
 
-def write(test: Callable[[Server], Awaitable[None]]) -> Server:
-    server = Server()
+def write(test: Callable[[WrittenServer], Awaitable[None]]) -> WrittenServer:
+    server = WrittenServer()
 
     async def run() -> None:
         server.writer = ObjectWriter(server.telemetry)
@@ -69,7 +69,7 @@ def write(test: Callable[[Server], Awaitable[None]]) -> Server:
 
 
 def test_the_first_change_is_written_at_once_and_a_burst_is_one_more_write() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         server.want("a", 0)
         await asyncio.sleep(0.01)
         assert server.values == [0]
@@ -85,7 +85,7 @@ def test_the_first_change_is_written_at_once_and_a_burst_is_one_more_write() -> 
 
 
 def test_objects_do_not_wait_for_each_other() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         server.want("a", 1)
         server.want("b", 2)
         await asyncio.sleep(0.01)
@@ -95,7 +95,7 @@ def test_objects_do_not_wait_for_each_other() -> None:
 
 
 def test_a_write_that_fails_is_repeated_with_the_newest_value() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         server.errors = [ApiUnreachableError("down"), ApiServerError("busy", 503)]
         server.want("a", 1)
         await asyncio.sleep(0.01)
@@ -109,7 +109,7 @@ def test_a_write_that_fails_is_repeated_with_the_newest_value() -> None:
 
 
 def test_refused_writes_are_retried_rarely() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         server.errors = [ApiServerError("no", 403) for _ in range(99)]
         server.want("a", 1)
         await asyncio.sleep(0.35)
@@ -119,7 +119,7 @@ def test_refused_writes_are_retried_rarely() -> None:
 
 
 def test_a_version_of_another_writer_is_overwritten_and_the_agents_own_is_not() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         server.want("a", 1)
         await asyncio.sleep(0.01)
         server.writer.observed("a", "1")
@@ -149,7 +149,7 @@ def test_a_version_of_another_writer_is_overwritten_and_the_agents_own_is_not() 
 def test_a_version_that_arrives_before_the_answer_of_a_write(
     during: list[str | None], after: list[str], writes: int
 ) -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         server.version = 1
 
         async def slow() -> dict[str, Any]:
@@ -171,7 +171,7 @@ def test_a_version_that_arrives_before_the_answer_of_a_write(
 
 
 def test_a_write_without_an_answer_may_have_taken_effect() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         async def lost() -> dict[str, Any]:
             server.writes.append(("a", 2))
             server.want("a", 1)
@@ -191,7 +191,7 @@ def test_an_object_that_is_wanted_again_during_its_last_write_is_written(
 ) -> None:
     monkeypatch.setattr(module, "WRITE_BURST", 1)
 
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         async def slow() -> dict[str, Any]:
             server.writer.forget("a")
             server.want("a", 2)
@@ -205,7 +205,7 @@ def test_an_object_that_is_wanted_again_during_its_last_write_is_written(
 
 
 def test_repairs_against_a_persistent_writer_become_rare_and_are_reported() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         server.want("a", 1)
         for step in range(40):
             await asyncio.sleep(0.02)
@@ -217,7 +217,7 @@ def test_repairs_against_a_persistent_writer_become_rare_and_are_reported() -> N
 
 
 def test_the_report_of_another_writer_ends_with_its_writes() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         for end in (5.0, 0.0):
             server.want("a", 1)
             for step in range(40):
@@ -237,7 +237,7 @@ def test_the_report_of_another_writer_ends_with_its_writes() -> None:
 
 @pytest.mark.parametrize("is_in_flight", [True, False])
 def test_an_object_that_is_forgotten_is_no_problem_any_more(is_in_flight: bool) -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         async def refused() -> None:
             await asyncio.sleep(1.0)
             raise ApiServerError("no", 403)
@@ -253,7 +253,7 @@ def test_an_object_that_is_forgotten_is_no_problem_any_more(is_in_flight: bool) 
 
 
 def test_a_slow_write_delays_no_other_object() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         done = asyncio.Event()
 
         async def slow() -> None:
@@ -271,7 +271,7 @@ def test_a_slow_write_delays_no_other_object() -> None:
 
 
 def test_a_withdrawn_object_is_removed_once_and_forgotten() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         server.want("a", 1)
         await asyncio.sleep(2 * LEAST)
         server.writer.withdraw("a", lambda: server.write("a", "gone"))
@@ -286,7 +286,7 @@ def test_a_withdrawn_object_is_removed_once_and_forgotten() -> None:
 
 
 def test_single_writes_are_forgotten_and_bounded() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         server.errors = [ApiUnreachableError("down")] * 1000
         server.want("turned off", None, once=True)
         for number in range(300):
@@ -302,7 +302,7 @@ def test_single_writes_are_forgotten_and_bounded() -> None:
 
 
 def test_single_writes_that_fail_are_one_problem_of_their_collection() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         server.errors = [
             ApiUnreachableError(f"cannot PATCH /events/{n} at the API server: down") for n in "abc"
         ]
@@ -323,7 +323,7 @@ def test_only_writes_with_a_limit_are_dropped_after_some_refusals(monkeypatch: p
     monkeypatch.setattr(module, "FAILED", Backoff(0.01, 0.01))
     tries = {"event": 0, "amounts": 0, "unreachable": 0}
 
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         async def refuse(path: str) -> None:
             tries[path] += 1
             raise ApiUnreachableError("down") if path == "unreachable" else ApiServerError("no", 404)
@@ -342,7 +342,7 @@ def test_only_writes_with_a_limit_are_dropped_after_some_refusals(monkeypatch: p
 def test_a_dropped_write_is_no_longer_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REFUSED", Backoff(0.05, 0.05))
 
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         async def refuse() -> None:
             raise ApiServerError("no", 404)
 
@@ -358,7 +358,7 @@ def test_a_dropped_write_is_no_longer_a_problem(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_refusal_after_an_outage_waits_as_the_first_one_does() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         server.errors = [ApiUnreachableError("down") for _ in range(6)] + [ApiServerError("forbidden", 403)]
         server.want("a", 1)
         async with asyncio.timeout(3):
@@ -374,7 +374,7 @@ def test_a_refusal_after_an_outage_waits_as_the_first_one_does() -> None:
 
 
 def test_the_delay_that_the_api_server_requests_is_kept_also_after_a_change() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: WrittenServer) -> None:
         server.errors = [ApiServerError("busy", 429, retry_after=5.0)]
         server.want("a", 1)
         await asyncio.sleep(0.2)

@@ -14,7 +14,7 @@ from proxy.agent.publisher import FINGERPRINT_S
 from tests.testkit.simulated_clock import run_simulated
 
 
-class Server:
+class CountingServer:
     """The writes and their times; ``changed`` has the time since which a path is outdated."""
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class Server:
         return asyncio.get_running_loop().time()
 
 
-def play(test: Callable[[Server], Awaitable[None]]) -> None:
+def play(test: Callable[[CountingServer], Awaitable[None]]) -> None:
     async def run() -> None:
-        server = Server()
+        server = CountingServer()
         task = asyncio.create_task(server.writer.run())
         try:
             await test(server)
@@ -76,7 +76,7 @@ def test_a_budget_has_a_burst_and_a_rate_and_keeps_spare_tokens() -> None:
 
 
 def test_one_object_and_a_pod_every_second_are_one_write_a_second_each_within_a_second() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: CountingServer) -> None:
         for number in range(300):
             server.want("node", number)
             server.want(f"event {number}", number, math.inf)
@@ -90,7 +90,7 @@ def test_one_object_and_a_pod_every_second_are_one_write_a_second_each_within_a_
 
 
 def test_a_sandbox_and_its_container_are_one_write_without_delay() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: CountingServer) -> None:
         server.want("node", "nothing")
         await asyncio.sleep(5.0)
         for number in range(200):
@@ -106,7 +106,7 @@ def test_a_sandbox_and_its_container_are_one_write_without_delay() -> None:
 
 
 def test_a_change_that_is_not_urgent_is_written_once_it_has_waited() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: CountingServer) -> None:
         server.want("node", 0)
         await asyncio.sleep(5.0)
         for number in range(1, 5):
@@ -119,7 +119,7 @@ def test_a_change_that_is_not_urgent_is_written_once_it_has_waited() -> None:
 
 
 def test_two_objects_take_turns_and_each_is_written_every_second_second() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: CountingServer) -> None:
         for number in range(400):
             server.want("a", number)
             server.want("b", number)
@@ -133,7 +133,7 @@ def test_two_objects_take_turns_and_each_is_written_every_second_second() -> Non
 
 
 def test_objects_of_the_node_do_not_wait_for_a_crowd_of_pods_nor_for_events() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: CountingServer) -> None:
         for number in range(80):
             server.want(f"pod {number}", 1, DELAY_FACTOR)
             server.want(f"event {number}", 1, math.inf)
@@ -148,7 +148,7 @@ def test_objects_of_the_node_do_not_wait_for_a_crowd_of_pods_nor_for_events() ->
 
 
 def test_an_event_leaves_a_write_for_an_object_of_the_node() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: CountingServer) -> None:
         for number in range(60):
             server.want(f"event {number}", 1, math.inf)
         await asyncio.sleep(20.3)
@@ -160,7 +160,7 @@ def test_an_event_leaves_a_write_for_an_object_of_the_node() -> None:
 
 
 def test_an_idle_node_writes_nothing() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: CountingServer) -> None:
         server.want("node", 1)
         await asyncio.sleep(3600.0)
         server.want("node", 1)
@@ -171,7 +171,7 @@ def test_an_idle_node_writes_nothing() -> None:
 
 
 def test_an_outage_uses_no_tokens_and_all_objects_are_current_within_five_seconds() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: CountingServer) -> None:
         server.error = ApiUnreachableError("down")
         for number in range(600):
             for path in ("a", "b", "condition"):
@@ -187,7 +187,7 @@ def test_an_outage_uses_no_tokens_and_all_objects_are_current_within_five_second
 
 
 def test_refused_writes_count() -> None:
-    async def test(server: Server) -> None:
+    async def test(server: CountingServer) -> None:
         server.error = ApiServerError("busy", 503)
         for number in range(40):
             server.want(f"pod {number}", 1, DELAY_FACTOR)

@@ -24,7 +24,7 @@ class ApiError(Exception):
         self.status = status
 
 
-class ApiClient:
+class AdminApiClient:
     """Requests to an API server, whose certificate is not checked."""
 
     def __init__(self, host: str, port: int, patience_s: float = 10) -> None:
@@ -135,7 +135,7 @@ class ApiClient:
         return self.create(f"/api/v1/namespaces/{uid_of}/pods", value)
 
 
-def bound_token(api: ApiClient, node: str = "n1") -> str:
+def bound_token(api: AdminApiClient, node: str = "n1") -> str:
     """Return the token of the agent's pod on a node, as kubelet would request it."""
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
     name = f"agent-{node}"

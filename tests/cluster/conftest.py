@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane, missing
-from tests.cluster.scheduling_bed import SchedulingBed, scheduling_bed
+from tests.cluster.control_plane import ControlPlane, control_plane_skip_reason
+from tests.cluster.scheduling_cluster import SchedulingCluster, scheduling_cluster
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "agent"
 
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    if reason := missing():
+    if reason := control_plane_skip_reason():
         pytest.skip(reason)
     plane = ControlPlane(tmp_path_factory.mktemp("plane"))
     try:
@@ -29,8 +29,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulingBed]:
-    if reason := missing("kube-scheduler"):
+def scheduling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulingCluster]:
+    if reason := control_plane_skip_reason("kube-scheduler"):
         pytest.skip(reason)
-    with scheduling_bed(tmp_path_factory.mktemp("scheduling"), nodes=12) as bed:
-        yield bed
+    with scheduling_cluster(tmp_path_factory.mktemp("scheduling"), nodes=12) as scheduling:
+        yield scheduling

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.api_client import ApiClient, ApiError
+from tests.cluster.api_client import AdminApiClient, ApiError
 
 START_S = 90.0
 PROGRAMS = ("kube-apiserver",)
@@ -33,7 +33,7 @@ CONTROLLERS = (
 )
 
 
-def missing(*programs: str) -> str:
+def control_plane_skip_reason(*programs: str) -> str:
     """Return why there can be no control plane here; empty if there can.
 
     Args:
@@ -57,7 +57,7 @@ def free_port() -> int:
             return port
 
 
-class ControlPlane(ApiClient):
+class ControlPlane(AdminApiClient):
     """etcd and an API server; ``stop_api`` and ``start_api`` make an outage."""
 
     def __init__(self, directory: Path) -> None:

@@ -32,12 +32,12 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.pod_demand import read_demand
 from proxy.scheduler.scores import Strategy
-from tests.cluster.control_plane import missing
+from tests.cluster.control_plane import control_plane_skip_reason
 from tests.cluster.extender_process import SCHEDULER
 from tests.cluster.peer_figures import print_peers
-from tests.cluster.scheduling_bed import SIZES as BURST_SIZES
-from tests.cluster.scheduling_bed import scheduling_bed
-from tests.extender.extender_bed import ClusterApi, scheduler_pod
+from tests.cluster.scheduling_cluster import SIZES as BURST_SIZES
+from tests.cluster.scheduling_cluster import scheduling_cluster
+from tests.extender.running_extender import ClusterApi, scheduler_pod
 from tests.scheduler.objects import Json, numatopology, pod
 
 NUMA_NODES, CORES = 4, 16
@@ -131,7 +131,7 @@ def print_answers(nodes: int, pods_each: int = 20, requests: int = 300) -> None:
     print(
         f"{nodes} nodes of 128 CPUs, {nodes * pods_each} pods: filter and prioritize "
         f"p50 {cut[49] * 1e3:.1f} ms, p99 {cut[98] * 1e3:.1f} ms, worst {max(seconds) * 1e3:.1f} ms; "
-        f"{grown:.0f} MiB, read in {took:.0f} s; {table.judged} decisions by the engine"
+        f"{grown:.0f} MiB, read in {took:.0f} s; {table.decided_count} decisions by the engine"
     )
 
 
@@ -142,24 +142,28 @@ def print_rates(nodes: int, pods: int) -> None:
     rates: dict[str, list[float]] = {}
     with (
         tempfile.TemporaryDirectory() as directory,
-        scheduling_bed(Path(directory), nodes) as bed,
+        scheduling_cluster(Path(directory), nodes) as scheduling,
     ):
         for turn in range(2 * TURNS):
             name, scheduler = (("stock", "default-scheduler"), ("with the extender", SCHEDULER))[turn % 2]
             began = time.monotonic()
-            bed.fleet.create_pods(f"{name.replace(' ', '-')}-{turn}-", sizes, scheduler)
-            bed.fleet.until_settled(pods)
-            rates.setdefault(name, []).append(bed.fleet.rate(began))
-            figures = f"{bed.fleet.figures(pods)}, {bed.fleet.double_bookings()} CPUs promised twice"
+            scheduling.fleet.create_pods(f"{name.replace(' ', '-')}-{turn}-", sizes, scheduler)
+            scheduling.fleet.until_settled(pods)
+            rates.setdefault(name, []).append(scheduling.fleet.rate(began))
+            figures = (
+                f"{scheduling.fleet.figures(pods)}, {scheduling.fleet.double_bookings()} CPUs promised twice"
+            )
             print(f"{nodes} nodes, {name}: {rates[name][-1]:.0f} pods a second; {figures}")
-            bed.fleet.clear()
+            scheduling.fleet.clear()
         ours, stock = (statistics.harmonic_mean(rates[name]) for name in ("with the extender", "stock"))
         print(f"{nodes} nodes: {ours / stock:.2f} of the rate of the stock scheduler", end="")
-        print(f"; the extender has {bed.extender.resident_mib():.0f} MiB; load {os.getloadavg()[0]:.1f}")
+        print(
+            f"; the extender has {scheduling.extender.resident_mib():.0f} MiB; load {os.getloadavg()[0]:.1f}"
+        )
 
 
 def print_all_rates() -> None:
-    if reason := missing("kube-scheduler"):
+    if reason := control_plane_skip_reason("kube-scheduler"):
         print(f"pods a second: {reason}")
         return
     for nodes, pods in RATES:

@@ -41,7 +41,7 @@ PODS = "/api/v1/namespaces/fleet/pods"
 NUMATOPOLOGIES = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"
 CRD = Path(__file__).parents[2] / "deploy" / "scheduler" / "numatopology-crd.yaml"
 BOUND = f"{PODS}?fieldSelector=spec.nodeName%21%3D"
-HEAD = {"apiVersion": "v1", "kind": "Pod"}
+POD_TYPE_META = {"apiVersion": "v1", "kind": "Pod"}
 POLL_S = 0.15
 
 
@@ -53,7 +53,7 @@ FORMS: dict[str, tuple[str, Callable[[NodePage], Json]]] = {
 """Objects that describe a node: their collection, and what makes one."""
 
 
-class FakeNode:
+class FleetNode:
     """One node: the engine's state, and the pods on it."""
 
     def __init__(self, name: str, numa_nodes: int, cores: int, scope: Scope = Scope.CONTAINER) -> None:
@@ -90,9 +90,11 @@ class FakeNode:
         _, make = FORMS[form]
         return make(read_node_page(describe_node(self.state, self.name)))
 
-    def taken_again(self, raw: Json) -> CpuSet:
+    def cpus_of_other_owners(self, raw: Json) -> CpuSet:
         """Return the CPUs that the annotation of an arriving pod names although another pod owns them."""
-        return _named(raw) & CpuSet.from_bits(union(each.cpus.bits for each in self.state.owners.values()))
+        return _annotated_cpus(raw) & CpuSet.from_bits(
+            union(each.cpus.bits for each in self.state.owners.values())
+        )
 
     def aligned(self) -> int:
         """Count containers whose CPUs are on one NUMA node."""
@@ -101,7 +103,7 @@ class FakeNode:
         return sum(any(owner.cpus <= numa.cpus for numa in numa_nodes) for owner in owners)
 
 
-def _named(raw: Json) -> CpuSet:
+def _annotated_cpus(raw: Json) -> CpuSet:
     text = raw["metadata"].get("annotations", {}).get(RESOURCE_STATUS, "{}")
     return CpuSet.parse(json.loads(text).get("cpuset", ""))
 
@@ -130,7 +132,9 @@ class BoundPods:
             try:
                 if not self._version:
                     found = self._plane.request("GET", BOUND)
-                    self._pods = {each["metadata"]["uid"]: {**HEAD, **each} for each in found["items"]}
+                    self._pods = {
+                        each["metadata"]["uid"]: {**POD_TYPE_META, **each} for each in found["items"]
+                    }
                     self._version = found["metadata"]["resourceVersion"]
                 self._follow()
             except (ApiError, OSError, ValueError, http.client.HTTPException):  # a line may end in the middle
@@ -181,7 +185,7 @@ class FakeFleet:
         scope: Scope = Scope.CONTAINER,
     ) -> None:
         self.plane = plane
-        self.nodes = {f"f{n}": FakeNode(f"f{n}", numa_nodes, cores, scope) for n in range(nodes)}
+        self.nodes = {f"f{n}": FleetNode(f"f{n}", numa_nodes, cores, scope) for n in range(nodes)}
         self.rejected: dict[str, str] = {}
         self.admitted: dict[str, str] = {}
         self.avoidable = 0
@@ -252,18 +256,18 @@ class FakeFleet:
         list(self._pool.map(create, range(count)))
 
     @property
-    def judged(self) -> int:
+    def decided_count(self) -> int:
         """How many pods their nodes have admitted or rejected."""
         return len(self.admitted) + len(self.rejected)
 
     def until_settled(self, count: int, quiet_s: float = 6.0, most_s: float = 120.0) -> float:
         """Wait until this number of pods is bound, or no more are; returns the seconds to the last bind."""
         began = last = time.monotonic()
-        done = self.judged
+        done = self.decided_count
         while done < count and time.monotonic() - last < quiet_s and time.monotonic() - began < most_s:
             time.sleep(0.1)
-            if self.judged != done:
-                done, last = self.judged, time.monotonic()
+            if self.decided_count != done:
+                done, last = self.decided_count, time.monotonic()
         return last - began
 
     def rate(self, began: float) -> float:
@@ -302,7 +306,7 @@ class FakeFleet:
             (each["spec"]["nodeName"], cpu)
             for each in self._bound.current().values()
             if each["spec"]["nodeName"] not in self.nodes
-            for cpu in _named(each)
+            for cpu in _annotated_cpus(each)
         )
         found = sum(count > 1 for times in (owned, elsewhere) for count in times.values())
         return found + self._taken_again
@@ -334,7 +338,7 @@ class FakeFleet:
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _create(self, node: FakeNode) -> None:
+    def _create(self, node: FleetNode) -> None:
         self.create_node(node.name)
         self._publish(node.name)
 
@@ -373,7 +377,7 @@ class FakeFleet:
     def _admit(self, raw: Json) -> None:
         name, node = raw["metadata"]["name"], raw["spec"]["nodeName"]
         self._seen[raw["metadata"]["uid"]] = node
-        self._taken_again += len(self.nodes[node].taken_again(raw))
+        self._taken_again += len(self.nodes[node].cpus_of_other_owners(raw))
         reason = self.nodes[node].admit(raw)
         if reason:
             self.rejected[name] = f"{node}: {reason}"

@@ -37,7 +37,7 @@ from tests.cluster.agent_process import (
     running_agent,
     writes,
 )
-from tests.cluster.control_plane import ControlPlane, missing
+from tests.cluster.control_plane import ControlPlane, control_plane_skip_reason
 from tests.cluster.upstream_crds import crd
 from tests.testkit.daemon import DaemonNode, run, temporary_node
 from tests.testkit.waiting import wait_until
@@ -49,7 +49,7 @@ FLEET_KINDS = ("numatopologies", "noderesourcetopologies", "nodes", "events")
 Work = Callable[[DaemonNode, AgentProcess], None]
 
 
-class WatchedFree:
+class FreeCpusWatch:
     """The times at which free CPUs of the Numatopology were seen, by a watch."""
 
     def __init__(self, plane: ControlPlane) -> None:
@@ -107,7 +107,7 @@ def on_node(plane: ControlPlane, cores: int, work: Work, settings: str = "") -> 
 
 def latency(plane: ControlPlane, node: DaemonNode, gaps: Callable[[], float], count: int) -> list[float]:
     """Create containers with exclusive CPUs, and measure each; they end at once."""
-    watched, found = WatchedFree(plane), []
+    watched, found = FreeCpusWatch(plane), []
     with node.client() as client:
         for number in range(count):
             requested = time.monotonic()
@@ -296,7 +296,7 @@ def figures(plane: ControlPlane) -> None:
 
 
 def main() -> None:
-    if reason := missing():
+    if reason := control_plane_skip_reason():
         sys.exit(f"figures: {reason}")
     with tempfile.TemporaryDirectory(prefix="tp-plane-") as directory:
         plane = ControlPlane(Path(directory))

@@ -50,40 +50,42 @@ def fresh_cluster(plane: ControlPlane) -> Iterator[None]:
             plane.delete(f"/api/v1/namespaces/{namespace}/{kind}?gracePeriodSeconds=0")
 
 
-class Bed:
+class ImitatedNode:
     """A daemon in a thread of its own, and its agent."""
 
-    def __init__(self, plane: ControlPlane, node: DaemonNode, agent: AgentProcess, daemon: Any) -> None:
+    def __init__(
+        self, plane: ControlPlane, daemon_node: DaemonNode, agent: AgentProcess, daemon: Any
+    ) -> None:
         self.plane = plane
-        self.node = node
+        self.daemon_node = daemon_node
         self.agent = agent
         self.daemon = daemon
 
     def launch(self, spec: DemoPod) -> str:
-        with self.node.client() as client:
+        with self.daemon_node.client() as client:
             return client.launch(spec).container_id
 
     def free(self) -> str | None:
         return free_cpus(self.plane)
 
 
-def on_bed(
+def on_imitated_node(
     plane: ControlPlane,
-    test: Callable[[Bed], None],
+    test: Callable[[ImitatedNode], None],
     settings: str = STATIC,
     agent: str = "",
     awaited: bool = True,
     **more: Any,
 ) -> None:
     """Run a test with a daemon and an agent; the test is in a thread, the daemon on the loop."""
-    with temporary_node() as node:
-        daemon = node.daemon(settings)
+    with temporary_node() as daemon_node:
+        daemon = daemon_node.daemon(settings)
 
         def work() -> None:
-            with running_agent(plane, node.directory, agent, **more) as process:
-                bed = Bed(plane, node, process, daemon)
+            with running_agent(plane, daemon_node.directory, agent, **more) as process:
+                node = ImitatedNode(plane, daemon_node, process, daemon)
                 if awaited:
-                    wait_until(lambda: bed.free() is not None and condition(plane), 30)
-                test(bed)
+                    wait_until(lambda: node.free() is not None and condition(plane), 30)
+                test(node)
 
         run(daemon, lambda: asyncio.to_thread(work), reconciled=True)

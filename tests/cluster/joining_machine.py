@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster.extender_process import SCHEDULER
-from tests.cluster.scheduling_bed import SchedulingBed, scheduling_bed
+from tests.cluster.scheduling_cluster import SchedulingCluster, scheduling_cluster
 
 AGENT = Path(__file__).parents[2] / "deploy" / "agent"
 NODE = "n1"
@@ -18,7 +18,7 @@ FULL = [6] * 4 * FLEET
 
 
 @contextmanager
-def cluster_for_a_machine(directory: Path, host: str) -> Iterator[tuple[SchedulingBed, Path]]:
+def cluster_for_a_machine(directory: Path, host: str) -> Iterator[tuple[SchedulingCluster, Path]]:
     """Start the cluster, and fill the nodes of its fleet.
 
     Args:
@@ -29,8 +29,8 @@ def cluster_for_a_machine(directory: Path, host: str) -> Iterator[tuple[Scheduli
         The cluster, and a directory for the machine with kubelet's ``kubeconfig`` and ``cluster.json``.
     """
     (directory / "programs").mkdir()
-    with scheduling_bed(directory / "programs", FLEET) as bed:
-        plane, fleet = bed.plane, bed.fleet
+    with scheduling_cluster(directory / "programs", FLEET) as scheduling:
+        plane, fleet = scheduling.plane, scheduling.fleet
         for manifest in ("rbac.yaml", "node-restriction.yaml"):
             plane.install(AGENT / manifest)
         plane.start_controllers()
@@ -45,9 +45,9 @@ def cluster_for_a_machine(directory: Path, host: str) -> Iterator[tuple[Scheduli
             "node": NODE,
             "host": host,
             "port": plane.port,
-            "extender": f"https://{host}:{bed.extender.port}",
+            "extender": f"https://{host}:{scheduling.extender.port}",
             "scheduler": SCHEDULER,
             "fleet": sorted(fleet.nodes),
         }
         (given / "cluster.json").write_text(json.dumps(values))
-        yield bed, given
+        yield scheduling, given

@@ -21,7 +21,7 @@ import pytest
 
 from proxy.model.options import Scope
 from tests.cluster.api_client import Json
-from tests.cluster.control_plane import ControlPlane, missing
+from tests.cluster.control_plane import ControlPlane, control_plane_skip_reason
 from tests.cluster.extender_process import DEPLOY, SCHEDULER, ExtenderProcess, extender_config
 from tests.cluster.fake_fleet import FakeFleet
 from tests.cluster.scheduler_programs import (
@@ -31,12 +31,12 @@ from tests.cluster.scheduler_programs import (
     SchedulerProgram,
     koordinator,
     kube_scheduler_config,
-    missing_reader,
     pod_groups,
+    reader_skip_reason,
     topology_match,
     volcano,
 )
-from tests.cluster.scheduling_bed import CPUS, SIZES
+from tests.cluster.scheduling_cluster import CPUS, SIZES
 from tests.cluster.upstream_crds import crd
 
 NODES = 50
@@ -57,7 +57,7 @@ Turn = Callable[[ControlPlane], AbstractContextManager[tuple[Pods, list[int]]]]
 
 
 @dataclass(frozen=True)
-class Peer:
+class ComparedScheduler:
     """One row of the table.
 
     Attributes:
@@ -74,9 +74,13 @@ class Peer:
     crds: str
     turn: Turn
 
-    def missing(self) -> str:
+    def skip_reason(self) -> str:
         """Return why it cannot be run here; empty if it can."""
-        if reason := missing_reader(self.program) if self.program else missing("kube-scheduler"):
+        if (
+            reason := reader_skip_reason(self.program)
+            if self.program
+            else control_plane_skip_reason("kube-scheduler")
+        ):
             return reason
         try:
             if self.crds:
@@ -116,29 +120,29 @@ def run_extender(plane: ControlPlane) -> Iterator[tuple[Pods, list[int]]]:
         extender.stop()
 
 
-PEERS = (
-    Peer("kube-scheduler", "numatopology", "", "", run_stock),
-    Peer("kube-scheduler with our extender", "numatopology", "", "", run_extender),
-    Peer(
+SCHEDULERS = (
+    ComparedScheduler("kube-scheduler", "numatopology", "", "", run_stock),
+    ComparedScheduler("kube-scheduler with our extender", "numatopology", "", "", run_extender),
+    ComparedScheduler(
         "Volcano 1.10.0, numa-aware", "numatopology", "volcano-scheduler", "all of volcano",
         lambda plane: run(plane, volcano(plane, f"--kube-api-qps={LIMIT}", f"--kube-api-burst={LIMIT}")),
     ),
-    Peer(
+    ComparedScheduler(
         "Koordinator 1.8.0, NodeNUMAResource", "koordinator", "koord-scheduler", "all of koordinator",
         lambda plane: run(plane, koordinator(plane, RETRY, client=CLIENT)),
     ),
-    Peer(
+    ComparedScheduler(
         "NodeResourceTopologyMatch 0.34.7", "nfd", "nrt-scheduler", "all of koordinator",
         lambda plane: run(plane, topology_match(plane, RETRY, resync_s=0, client=CLIENT)),
     ),
-    Peer(
+    ComparedScheduler(
         "NodeResourceTopologyMatch with its cache", "nfd", "nrt-scheduler", "all of koordinator",
         lambda plane: run(plane, topology_match(plane, RETRY, resync_s=5, client=CLIENT)),
     ),
 )  # fmt: skip
 
 
-def install_crds(plane: ControlPlane, peers: list[Peer]) -> None:
+def install_crds(plane: ControlPlane, peers: list[ComparedScheduler]) -> None:
     """Install the kinds of other projects; that of Numatopology is ours, which Volcano reads as well."""
     for name in {peer.crds for peer in peers if peer.crds}:
         for manifest in sorted(crd(name).glob("*.yaml")):
@@ -161,7 +165,7 @@ def clear(fleet: FakeFleet, *, groups: bool) -> None:
         fleet.plane.delete(pod_groups(NAMESPACE))
 
 
-def row(fleet: FakeFleet, peer: Peer, sizes: list[int], number: int) -> str:
+def row(fleet: FakeFleet, peer: ComparedScheduler, sizes: list[int], number: int) -> str:
     """Bind pods by one scheduler; return its row."""
     fleet.publish_as(peer.form)
     groups = peer.program == "volcano-scheduler"
@@ -174,7 +178,7 @@ def row(fleet: FakeFleet, peer: Peer, sizes: list[int], number: int) -> str:
         began, used = time.monotonic(), processor_s(processes)
         fleet.create(lambda at: pods(f"p{number}-{at}", sizes[at]), len(sizes))
         fleet.until_settled(len(sizes) * 9 // 10, QUIET_S, MOST_S)
-        each = (processor_s(processes) - used) / max(1, fleet.judged)
+        each = (processor_s(processes) - used) / max(1, fleet.decided_count)
         fleet.until_settled(len(sizes), QUIET_S, MOST_S)
         known = fleet.admitted.keys() | fleet.rejected.keys()
         waiting = [size for at, size in enumerate(sizes) if f"p{number}-{at}" not in known]
@@ -208,7 +212,7 @@ HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
 @contextmanager
-def fleet_of(directory: Path, peers: list[Peer]) -> Iterator[FakeFleet]:
+def fleet_of(directory: Path, peers: list[ComparedScheduler]) -> Iterator[FakeFleet]:
     plane = ControlPlane(directory)
     try:
         plane.start_api()
@@ -224,10 +228,10 @@ def fleet_of(directory: Path, peers: list[Peer]) -> Iterator[FakeFleet]:
 
 def print_peers() -> None:
     """Print a table for each number of pods."""
-    reasons = {peer.title: peer.missing() for peer in PEERS}
-    there = [peer for peer in PEERS if not reasons[peer.title]]
+    reasons = {peer.title: peer.skip_reason() for peer in SCHEDULERS}
+    there = [peer for peer in SCHEDULERS if not reasons[peer.title]]
     if not there:
-        print(f"peers: {reasons[PEERS[0].title]}")
+        print(f"peers: {reasons[SCHEDULERS[0].title]}")
         return
     number = 0
     with tempfile.TemporaryDirectory() as directory, fleet_of(Path(directory), there) as fleet:
@@ -235,7 +239,7 @@ def print_peers() -> None:
             chance = random.Random(3)
             sizes = [chance.choice(SIZES) for _ in range(count)]
             print(f"\n{NODES} nodes, {count} pods: {sum(sizes) / NODES / CPUS:.0%} of the CPUs\n\n{HEAD}")
-            for peer in PEERS:
+            for peer in SCHEDULERS:
                 if reasons[peer.title]:
                     print(f"| {peer.title} | skipped: {reasons[peer.title]} |")
                     continue

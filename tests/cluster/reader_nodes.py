@@ -1,7 +1,8 @@
 """Imitated nodes whose objects the agent publishes.
 
-Each node has a daemon and an agent process. :class:`Nodes` does what kubelets do: it sends the sandbox and
-the container of each pod that is bound to a node to the daemon of that node, and reports the pod as running.
+Each node has a daemon and an agent process. :class:`ImitatedNodes` does what kubelets do: it sends the
+sandbox and the container of each pod that is bound to a node to the daemon of that node, and reports the pod
+as running.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ BIND_S = 60.0
 
 
 @dataclass
-class Placed:
+class PlacedPod:
     """A pod that its node has started: the CPUs of its container, or why the node has rejected it."""
 
     node: str
@@ -54,13 +55,13 @@ class Placed:
         return bool(self.cpus) and any(self.cpus <= numa for numa in ON_NUMA)
 
 
-class Nodes:
+class ImitatedNodes:
     """The nodes, and the outcomes of the pods that were bound to them."""
 
     def __init__(self, plane: ControlPlane, nodes: dict[str, DaemonNode]) -> None:
         self.plane = plane
         self.nodes = nodes
-        self.placed: dict[str, Placed] = {}
+        self.placed: dict[str, PlacedPod] = {}
 
     def pod(self, name: str, cpus: int, scheduler: str, **metadata: Any) -> None:
         """Create a Guaranteed pod for a scheduler."""
@@ -115,13 +116,13 @@ class Nodes:
                 with self.nodes[gone.node].client() as client:
                     client.end_pod(gone.started)
 
-    def _launched(self, pod: Json) -> Placed:
+    def _launched(self, pod: Json) -> PlacedPod:
         metadata, node = pod["metadata"], self.nodes[pod["spec"]["nodeName"]]
         status = json.loads(metadata.get("annotations", {}).get(STATUS_ANNOTATION, "{}"))
         cpus = int(pod["spec"]["containers"][0]["resources"]["limits"]["cpu"])
         qos = metadata.get("labels", {}).get(QOS_LABEL, "")
         spec = DemoPod(metadata["name"], qos, KubeQos.GUARANTEED, status.get("cpuset", ""), cpus)
-        placed = Placed(pod["spec"]["nodeName"], annotated=spec.cpuset)
+        placed = PlacedPod(pod["spec"]["nodeName"], annotated=spec.cpuset)
         with pytest.MonkeyPatch.context() as patch, node.client() as client:
             patch.setattr(demo.uuid, "uuid4", lambda: uuid.UUID(metadata["uid"]))
             try:
@@ -133,7 +134,7 @@ class Nodes:
         return placed
 
 
-def on_nodes(plane: ControlPlane, test: Callable[[Nodes], None], *, agents: bool = True) -> None:
+def on_nodes(plane: ControlPlane, test: Callable[[ImitatedNodes], None], *, agents: bool = True) -> None:
     """Run a test with three Nodes with a daemon each; the test is in a thread, the daemons on the loop.
 
     Args:
@@ -150,7 +151,7 @@ def on_nodes(plane: ControlPlane, test: Callable[[Nodes], None], *, agents: bool
             with contextlib.ExitStack() as processes:
                 for name, node in nodes.items() if agents else ():
                     processes.enter_context(running_agent(plane, node.directory, "", name))
-                test(Nodes(plane, nodes))
+                test(ImitatedNodes(plane, nodes))
 
         async def whole() -> None:
             daemons = [node.daemon(SETTINGS) for node in nodes.values()]

@@ -18,7 +18,7 @@ import yaml
 
 from proxy.demo.client import QOS_LABEL
 from tests.cluster.api_client import Json
-from tests.cluster.control_plane import ControlPlane, free_port, missing
+from tests.cluster.control_plane import ControlPlane, control_plane_skip_reason, free_port
 from tests.scheduler.objects import pod
 
 KUBE_ARGUMENTS = ("--config={config}", "--bind-address=127.0.0.1", "--secure-port={port}")
@@ -33,9 +33,9 @@ PRIORITY_CLASS = {
 }
 
 
-def missing_reader(program: str) -> str:
+def reader_skip_reason(program: str) -> str:
     """Return why a reader cannot be run here; empty if it can."""
-    if reason := missing():
+    if reason := control_plane_skip_reason():
         return reason
     if not os.environ.get(READERS):
         return f"needs {program}, which make test-readers builds ({READERS}: its directory)"

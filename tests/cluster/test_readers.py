@@ -15,14 +15,14 @@ import pytest
 from proxy.demo.client import NAMESPACE, QOS_LABEL
 from tests.cluster.conftest import DEPLOY
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.reader_nodes import NAMES, Nodes, on_nodes
+from tests.cluster.reader_nodes import NAMES, ImitatedNodes, on_nodes
 from tests.cluster.scheduler_programs import (
     GROUP,
     POLICY,
     SchedulerProgram,
     group_pod,
     koordinator,
-    missing_reader,
+    reader_skip_reason,
     topology_match,
     volcano,
 )
@@ -36,7 +36,7 @@ Create = Callable[[str, int], None]
 @contextmanager
 def control_plane(directory: Path, crds: str, program: str) -> Iterator[ControlPlane]:
     """Start a control plane with the CRDs of a reader; skips the test if the reader cannot be run."""
-    if reason := missing_reader(program):
+    if reason := reader_skip_reason(program):
         pytest.skip(reason)
     found = crd(crds)
     plane = ControlPlane(directory)
@@ -59,7 +59,7 @@ def published(plane: ControlPlane, collection: str) -> bool:
     return all(plane.get(f"{collection}/{name}") for name in NAMES)
 
 
-def without_objects(nodes: Nodes, create: Create) -> None:
+def without_objects(nodes: ImitatedNodes, create: Create) -> None:
     """The scheduler counts CPUs alone: it binds pods that their nodes must reject."""
     names = [f"a{number}" for number in range(9)]
     for name in names:
@@ -69,7 +69,7 @@ def without_objects(nodes: Nodes, create: Create) -> None:
     assert sum(bool(each.rejected) for each in nodes.placed.values()) == 3
 
 
-def two_bursts(nodes: Nodes, create: Create) -> None:
+def two_bursts(nodes: ImitatedNodes, create: Create) -> None:
     """Bind a pod that fits, then one that fits next to it, and then one in the place of an ended pod."""
     for number in range(9):
         create(f"a{number}", 4)
@@ -97,7 +97,7 @@ def two_bursts(nodes: Nodes, create: Create) -> None:
     check(nodes, 12)
 
 
-def check(nodes: Nodes, count: int) -> None:
+def check(nodes: ImitatedNodes, count: int) -> None:
     """No pod is rejected; each is on one NUMA node, and on the CPUs that the scheduler chose if it did."""
     assert [each.rejected for each in nodes.placed.values() if each.rejected] == []
     assert len(nodes.placed) == count
@@ -107,7 +107,7 @@ def check(nodes: Nodes, count: int) -> None:
 
 
 def beside_choices_of_nodes(
-    reader: SchedulerProgram, nodes: Nodes, bound: Callable[[Nodes, str, int], None]
+    reader: SchedulerProgram, nodes: ImitatedNodes, bound: Callable[[ImitatedNodes, str, int], None]
 ) -> None:
     """CPUs that nodes have chosen for pods without a class are not chosen by Koordinator's scheduler.
 
@@ -138,11 +138,11 @@ def test_node_resource_topology_match_with_its_cache(tmp_path: Path) -> None:
     with control_plane(tmp_path, "topology", "nrt-scheduler") as plane:
         reader = topology_match(plane, "-v=4", "--pod-max-in-unschedulable-pods-duration=5s", resync_s=1)
 
-        def test(nodes: Nodes, bursts: Callable[[Nodes, Create], None]) -> None:
+        def test(nodes: ImitatedNodes, bursts: Callable[[ImitatedNodes, Create], None]) -> None:
             with reader.program.running():
                 bursts(nodes, lambda name, cpus: nodes.pod(name, cpus, reader.name))
 
-        def with_objects(nodes: Nodes) -> None:
+        def with_objects(nodes: ImitatedNodes) -> None:
             wait_until(
                 lambda: published(plane, "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"), 60
             )
@@ -161,15 +161,15 @@ def test_volcano_with_numa_aware(tmp_path: Path) -> None:
     with control_plane(tmp_path, "all of volcano", "volcano-scheduler") as plane:
         reader = volcano(plane, "--schedule-period=500ms", "-v=4")
 
-        def create(nodes: Nodes, name: str, cpus: int, **annotations: str) -> None:
+        def create(nodes: ImitatedNodes, name: str, cpus: int, **annotations: str) -> None:
             group_pod(plane, NAMESPACE, name)
             nodes.pod(name, cpus, reader.name, annotations={GROUP: name, **annotations})
 
-        def without(nodes: Nodes) -> None:
+        def without(nodes: ImitatedNodes) -> None:
             with reader.program.running():
                 without_objects(nodes, lambda name, cpus: create(nodes, name, cpus))
 
-        def with_objects(nodes: Nodes) -> None:
+        def with_objects(nodes: ImitatedNodes) -> None:
             wait_until(lambda: published(plane, "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"), 60)
             with reader.program.running():
                 two_bursts(nodes, lambda name, cpus: create(nodes, name, cpus, **POLICY))
@@ -182,18 +182,18 @@ def test_koord_scheduler_binds_only_pods_that_fit_once_objects_are_published(tmp
     with control_plane(tmp_path, "all of koordinator", "koord-scheduler") as plane:
         reader = koordinator(plane, "-v=4")
 
-        def bound(nodes: Nodes, name: str, cpus: int) -> None:
+        def bound(nodes: ImitatedNodes, name: str, cpus: int) -> None:
             """Create a pod whose CPUs the scheduler chooses."""
             number = int(name[1:]) if name[1:].isdigit() else 0
             labels = {QOS_LABEL: "LSE" if number % 2 else "LSR"}
             annotations, priority = reader.fields["annotations"], reader.fields["priorityClassName"]
             nodes.pod(name, cpus, reader.name, priority=priority, labels=labels, annotations=annotations)
 
-        def without(nodes: Nodes) -> None:
+        def without(nodes: ImitatedNodes) -> None:
             with reader.program.running():
                 without_objects(nodes, lambda name, cpus: nodes.pod(name, cpus, reader.name))
 
-        def with_objects(nodes: Nodes) -> None:
+        def with_objects(nodes: ImitatedNodes) -> None:
             wait_until(
                 lambda: published(plane, "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"), 60
             )

@@ -48,17 +48,19 @@ def cluster(plane: ControlPlane) -> Iterator[ControlPlane]:
         plane.delete(f"/api/v1/namespaces/{namespace}/pods?gracePeriodSeconds=0")
 
 
-class Bed:
+class AgentNode:
     """A daemon and its agent, which share a directory."""
 
-    def __init__(self, plane: ControlPlane, node: DaemonNode, agent: AgentProcess, daemon: Daemon) -> None:
+    def __init__(
+        self, plane: ControlPlane, daemon_node: DaemonNode, agent: AgentProcess, daemon: Daemon
+    ) -> None:
         self.daemon = daemon
         self.plane = plane
-        self.node = node
+        self.daemon_node = daemon_node
         self.agent = agent
 
     def status(self) -> Any:
-        return query_admin(self.node.directory / "admin.sock", "/status", 30)
+        return query_admin(self.daemon_node.directory / "admin.sock", "/status", 30)
 
     def file(self, name: str) -> Any:
         return next(each for each in self.status()["cluster"] if each["name"] == name)
@@ -73,98 +75,99 @@ class Bed:
 
     def knows(self, uid: str) -> bool:
         """Return whether the agent has written a pod for the daemon."""
-        return uid in (self.node.directory / "cluster/pods.json").read_text()
+        return uid in (self.daemon_node.directory / "cluster/pods.json").read_text()
 
     def launch(self, name: str, uid: str, cpus: int = 2, kube_qos: KubeQos = KubeQos.GUARANTEED) -> str:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(demo.uuid, "uuid4", lambda: uuid.UUID(uid))
-            with self.node.client() as client:
+            with self.daemon_node.client() as client:
                 return client.launch(DemoPod(name, kube_qos=kube_qos, cpus=cpus)).container_id
 
 
-def on_bed(plane: ControlPlane, test: Callable[[Bed], None], settings: str = "") -> None:
+def on_agent_node(plane: ControlPlane, test: Callable[[AgentNode], None], settings: str = "") -> None:
     """Run a test with a daemon and an agent that have the same configuration."""
-    with temporary_node() as node:
-        text = f"cpuManagerPolicy: static\nclusterFacts: {{directory: {node.directory}/cluster}}\n{settings}"
-        file = node.directory / "daemon.yaml"
-        file.write_text(node.configuration(text))
+    with temporary_node() as daemon_node:
+        facts = f"clusterFacts: {{directory: {daemon_node.directory}/cluster}}\n"
+        text = f"cpuManagerPolicy: static\n{facts}{settings}"
+        file = daemon_node.directory / "daemon.yaml"
+        file.write_text(daemon_node.configuration(text))
         file.chmod(0o600)
-        daemon = node.daemon(text, file=file)
+        daemon = daemon_node.daemon(text, file=file)
 
         def work() -> None:
-            with running_agent(plane, node.directory, text) as process:
-                bed = Bed(plane, node, process, daemon)
-                wait_until(lambda: bed.file("pods")["read_s"] is not None, 60)
-                test(bed)
+            with running_agent(plane, daemon_node.directory, text) as process:
+                node = AgentNode(plane, daemon_node, process, daemon)
+                wait_until(lambda: node.file("pods")["read_s"] is not None, 60)
+                test(node)
 
         run(daemon, lambda: asyncio.to_thread(work), reconciled=True)
 
 
 def test_the_daemon_follows_the_node_object_and_knows_pods_before_their_calls(cluster: ControlPlane) -> None:
-    def test(bed: Bed) -> None:
-        wait_until(lambda: bed.status()["pools"]["shared"] == "0-15")
+    def test(node: AgentNode) -> None:
+        wait_until(lambda: node.status()["pools"]["shared"] == "0-15")
         annotation = {RESERVATION: json.dumps({"reservedCPUs": "0-1"})}
         cluster.merge(NODE, {"metadata": {"annotations": annotation}})
-        seconds = wait_until(lambda: bed.status()["pools"]["shared"] == "2-15")
+        seconds = wait_until(lambda: node.status()["pools"]["shared"] == "2-15")
         print(f"a reservation of the Node object took effect after {seconds:.2f} s")
-        pod = bed.pod("web")
-        wait_until(lambda: bed.knows(pod["metadata"]["uid"]))
-        container = bed.launch("web", pod["metadata"]["uid"])
-        (owner,) = bed.status()["exclusive"]
+        pod = node.pod("web")
+        wait_until(lambda: node.knows(pod["metadata"]["uid"]))
+        container = node.launch("web", pod["metadata"]["uid"])
+        (owner,) = node.status()["exclusive"]
         assert owner["pod"] == "demo/web"
         assert container
-        assert bed.daemon.executor is not None
-        assert bed.daemon.executor.state.containers[container].pod.source == "the cluster agent"
+        assert node.daemon.executor is not None
+        assert node.daemon.executor.state.containers[container].pod.source == "the cluster agent"
 
-    on_bed(cluster, test)
+    on_agent_node(cluster, test)
 
 
 def test_an_outage_leaves_everything_as_it_was_read(cluster: ControlPlane) -> None:
-    def test(bed: Bed) -> None:
-        pod = bed.pod("web")
-        wait_until(lambda: bed.knows(pod["metadata"]["uid"]))
+    def test(node: AgentNode) -> None:
+        pod = node.pod("web")
+        wait_until(lambda: node.knows(pod["metadata"]["uid"]))
         cluster.stop_api()
         try:
             time.sleep(12)
-            assert bed.file("pods")["confirmed_s"] > 5
+            assert node.file("pods")["confirmed_s"] > 5
             began = time.monotonic()
-            assert bed.launch("web", pod["metadata"]["uid"])
+            assert node.launch("web", pod["metadata"]["uid"])
             assert time.monotonic() - began < 2
-            (owner,) = bed.status()["exclusive"]
+            (owner,) = node.status()["exclusive"]
             assert owner["pod"] == "demo/web"
         finally:
             cluster.start_api()
-        late = bed.pod("late")
-        seconds = wait_until(lambda: bed.knows(late["metadata"]["uid"]), 15)
+        late = node.pod("late")
+        seconds = wait_until(lambda: node.knows(late["metadata"]["uid"]), 15)
         print(f"current {seconds:.2f} s after the API server was back")
 
-    on_bed(cluster, test)
+    on_agent_node(cluster, test)
 
 
 def test_labels_of_namespaces_decide(cluster: ControlPlane) -> None:
-    def test(bed: Bed) -> None:
-        wait_until(lambda: bed.status()["settings"]["admission"]["namespacesByLabel"] == [])
+    def test(node: AgentNode) -> None:
+        wait_until(lambda: node.status()["settings"]["admission"]["namespacesByLabel"] == [])
         cluster.merge("/api/v1/namespaces/demo", {"metadata": {"labels": {"cpus": "exclusive"}}})
-        wait_until(lambda: bed.status()["settings"]["admission"]["namespacesByLabel"] == ["demo"])
+        wait_until(lambda: node.status()["settings"]["admission"]["namespacesByLabel"] == ["demo"])
         cluster.merge("/api/v1/namespaces/demo", {"metadata": {"labels": {"cpus": None}}})
-        wait_until(lambda: bed.status()["settings"]["admission"]["namespacesByLabel"] == [])
+        wait_until(lambda: node.status()["settings"]["admission"]["namespacesByLabel"] == [])
 
-    on_bed(cluster, test, "admission: {namespaceSelector: {matchLabels: {cpus: exclusive}}}\n")
+    on_agent_node(cluster, test, "admission: {namespaceSelector: {matchLabels: {cpus: exclusive}}}\n")
 
 
 class Retried:
     """A pod whose container kubelet tries to create again and again."""
 
-    def __init__(self, bed: Bed, pod: Json) -> None:
-        self.bed = bed
+    def __init__(self, node: AgentNode, pod: Json) -> None:
+        self.node = node
         spec = DemoPod(pod["metadata"]["name"], kube_qos=KubeQos.GUARANTEED, cpus=12)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(demo.uuid, "uuid4", lambda: uuid.UUID(pod["metadata"]["uid"]))
-            with bed.node.client() as client:
+            with node.daemon_node.client() as client:
                 self.started = client.run_pod(spec)
 
     def rejected(self) -> None:
-        with self.bed.node.client() as client, pytest.raises(RuntimeCallError):
+        with self.node.daemon_node.client() as client, pytest.raises(RuntimeCallError):
             client.create(self.started)
 
 
@@ -175,12 +178,12 @@ def test_a_rejected_pod_ends_and_the_node_is_marked_until_there_is_room(
     def found(name: str) -> Json | None:
         return cluster.get(f"{PODS}/{name}")
 
-    def test(bed: Bed) -> None:
-        owner, large, alone = bed.pod("owner", 4), bed.pod("large", 12), bed.pod("alone", 40)
+    def test(node: AgentNode) -> None:
+        owner, large, alone = node.pod("owner", 4), node.pod("large", 12), node.pod("alone", 40)
         cluster.merge(f"{PODS}/alone", {"metadata": {"ownerReferences": None}})
-        wait_until(lambda: all(bed.knows(pod["metadata"]["uid"]) for pod in (owner, large, alone)))
-        held = bed.launch("owner", owner["metadata"]["uid"], cpus=4)
-        single, retried = Retried(bed, alone), Retried(bed, large)
+        wait_until(lambda: all(node.knows(pod["metadata"]["uid"]) for pod in (owner, large, alone)))
+        held = node.launch("owner", owner["metadata"]["uid"], cpus=4)
+        single, retried = Retried(node, alone), Retried(node, large)
         for each in (single, single, retried):
             each.rejected()
         time.sleep(1)
@@ -192,21 +195,21 @@ def test_a_rejected_pod_ends_and_the_node_is_marked_until_there_is_room(
             wait_until(lambda: found("large")["status"]["phase"] == "Failed")
             assert found("large")["status"]["reason"] == "AdmissionSharedFloor"
         assert found("alone")["status"]["phase"] == "Pending", "no controller would create it again"
-        node = cluster.get(NODE)
+        node_object = cluster.get(NODE)
         wait_until(lambda: KEY in cluster.get(NODE)["metadata"].get("annotations", {}))
-        node = cluster.get(NODE)
-        assert [(t["key"], t["effect"]) for t in node["spec"]["taints"] if t["key"] == KEY] == [
+        node_object = cluster.get(NODE)
+        assert [(t["key"], t["effect"]) for t in node_object["spec"]["taints"] if t["key"] == KEY] == [
             (KEY, "PreferNoSchedule")
         ]
         events = cluster.request("GET", "/api/v1/namespaces/demo/events")["items"]
         assert any(e["reason"].startswith("RejectedPod") for e in events)
-        with bed.node.client() as client:
+        with node.daemon_node.client() as client:
             client.stop(held)
             client.remove(held)
         wait_until(lambda: KEY not in cluster.get(NODE)["metadata"].get("annotations", {}))
         assert not [t for t in cluster.get(NODE)["spec"].get("taints", []) if t["key"] == KEY]
 
-    on_bed(cluster, test, f"rejectedPods: {{policy: {policy}, afterRejections: 2}}\n")
+    on_agent_node(cluster, test, f"rejectedPods: {{policy: {policy}, afterRejections: 2}}\n")
 
 
 def config(name: str = "gold", **values: Any) -> Json:
@@ -223,12 +226,12 @@ def test_settings_from_the_cluster_take_effect_as_far_as_the_node_permits(cluste
     def reported() -> Any:
         return json.loads(cluster.get(NODE)["metadata"].get("annotations", {}).get(ANNOTATION, "null"))
 
-    def limit(bed: Bed) -> Any:
-        return bed.status()["settings"]["admission"]["maxCPUsPerPod"]
+    def limit(node: AgentNode) -> Any:
+        return node.status()["settings"]["admission"]["maxCPUsPerPod"]
 
-    def test(bed: Bed) -> None:
+    def test(node: AgentNode) -> None:
         cluster.create(COLLECTION, config(admission={"maxCPUsPerPod": 3}))
-        seconds = wait_until(lambda: limit(bed) == 3, 30)
+        seconds = wait_until(lambda: limit(node) == 3, 30)
         print(f"settings of the cluster took effect after {seconds:.2f} s")
         wait_until(lambda: reported() == {"name": "gold", "generation": 1, "accepted": True})
         wait_until(lambda: "status" in cluster.get(f"{COLLECTION}/gold"))
@@ -237,12 +240,12 @@ def test_settings_from_the_cluster_take_effect_as_far_as_the_node_permits(cluste
         cluster.merge(f"{COLLECTION}/gold", {"spec": {"config": {"log": {"level": "debug"}}}})
         wait_until(lambda: reported()["generation"] == 2, 30)
         assert "log.level: this node does not permit it" in reported()["reason"]
-        assert limit(bed) == 3
+        assert limit(node) == 3
         cluster.delete(f"{COLLECTION}/gold")
-        wait_until(lambda: limit(bed) is None, 30)
+        wait_until(lambda: limit(node) is None, 30)
         wait_until(lambda: reported() is None)
 
-    on_bed(cluster, test, "clusterConfig: {allowed: [admission]}\n")
+    on_agent_node(cluster, test, "clusterConfig: {allowed: [admission]}\n")
 
 
 def test_the_crd_refuses_objects_that_make_no_sense(cluster: ControlPlane) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from proxy.extender.process import EXIT_LEASE_LOST
 from proxy.scheduler.assumed_pods import LOST_S
 from tests.cluster.extender_process import SCHEDULER, ExtenderProcess, extender_config
-from tests.cluster.scheduling_bed import SchedulingBed
+from tests.cluster.scheduling_cluster import SchedulingCluster
 from tests.cluster.silent_relay import SilentRelay
 from tests.cluster.wrong_clock import WrongClock
 from tests.scheduler.objects import pod
@@ -32,15 +32,15 @@ def until(holds: Callable[[], T], seconds: float = 30.0) -> T:
 
 
 def burst(
-    bed: SchedulingBed, fault: Callable[[], None], part: float = PART, scheduler: str = SCHEDULER
+    scheduling: SchedulingCluster, fault: Callable[[], None], part: float = PART, scheduler: str = SCHEDULER
 ) -> int:
     """Create pods, and cause a fault once some are bound; returns how many pods there are."""
-    sizes = bed.pods(part)
+    sizes = scheduling.pod_sizes(part)
     half = len(sizes) // 2
-    bed.fleet.create_pods("a", sizes[:half], scheduler, lsr_every=LSR_EVERY)
-    until(lambda: bed.fleet.judged >= half // 4)
+    scheduling.fleet.create_pods("a", sizes[:half], scheduler, lsr_every=LSR_EVERY)
+    until(lambda: scheduling.fleet.decided_count >= half // 4)
     fault()
-    bed.fleet.create_pods("b", sizes[half:], scheduler, lsr_every=LSR_EVERY)
+    scheduling.fleet.create_pods("b", sizes[half:], scheduler, lsr_every=LSR_EVERY)
     return len(sizes)
 
 
@@ -56,81 +56,83 @@ def until_serving(extender: ExtenderProcess) -> None:
     until(serves, 60)
 
 
-def test_an_extender_that_is_killed(bed: SchedulingBed) -> None:
+def test_an_extender_that_is_killed(scheduling: SchedulingCluster) -> None:
     def fault() -> None:
-        bed.extender.kill()
+        scheduling.extender.kill()
         time.sleep(1)
-        bed.extender.start(wait=False)  # serves after the lease of the one that was killed
+        scheduling.extender.start(wait=False)  # serves after the lease of the one that was killed
 
-    bed.until_all_run(burst(bed, fault))
+    scheduling.until_all_run(burst(scheduling, fault))
 
 
-def test_an_api_server_that_is_killed(bed: SchedulingBed) -> None:
+def test_an_api_server_that_is_killed(scheduling: SchedulingCluster) -> None:
     def fault() -> None:
-        bed.plane.stop_api()
+        scheduling.plane.stop_api()
         time.sleep(1)
-        bed.plane.start_api()
+        scheduling.plane.start_api()
 
-    count = burst(bed, fault)
-    until_serving(bed.extender)
+    count = burst(scheduling, fault)
+    until_serving(scheduling.extender)
     # A bind whose answer was lost with the API server counts until LOST_S.
-    bed.until_all_run(count, quiet_s=LOST_S + 15)
+    scheduling.until_all_run(count, quiet_s=LOST_S + 15)
 
 
-def test_objects_that_are_five_seconds_old(bed: SchedulingBed) -> None:
-    bed.fleet.delay_s = 5.0
+def test_objects_that_are_five_seconds_old(scheduling: SchedulingCluster) -> None:
+    scheduling.fleet.delay_s = 5.0
     try:
-        bed.until_all_run(burst(bed, lambda: None))
+        scheduling.until_all_run(burst(scheduling, lambda: None))
     finally:
-        bed.fleet.delay_s = 1.0
+        scheduling.fleet.delay_s = 1.0
 
 
-def test_nodes_that_vanish_between_filter_and_bind(bed: SchedulingBed) -> None:
+def test_nodes_that_vanish_between_filter_and_bind(scheduling: SchedulingCluster) -> None:
     raw = pod("between", 2)
     request = {"Pod": raw, "Nodes": None, "NodeNames": ["f0", "f1"]}
 
     def fits() -> list[str]:
         # In a burst, the answer may be an error: whether the pod fits depends on the order of pending pods.
-        answer = json.loads(bed.extender.get("/filter", trusted=True, body=request))
+        answer = json.loads(scheduling.extender.get("/filter", trusted=True, body=request))
         return answer.get("NodeNames") or []
 
     def fault() -> None:
         before = until(fits)
         for name in ("f0", "f1"):
-            bed.plane.delete(f"/api/v1/nodes/{name}")
+            scheduling.plane.delete(f"/api/v1/nodes/{name}")
         until(lambda: not fits())
         metadata = raw["metadata"]
         named = {"PodName": "between", "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"]}
-        reported = bed.extender.get("/bind", trusted=True, body={**named, "Node": before[0]})
+        reported = scheduling.extender.get("/bind", trusted=True, body={**named, "Node": before[0]})
         assert f"cannot bind {metadata['namespace']}/between to {before[0]}" in reported
 
     try:
-        bed.until_all_run(burst(bed, fault, 0.5))
+        scheduling.until_all_run(burst(scheduling, fault, 0.5))
     finally:
         for name in ("f0", "f1"):
-            if bed.plane.get(f"/api/v1/nodes/{name}") is None:
-                bed.fleet.create_node(name)
+            if scheduling.plane.get(f"/api/v1/nodes/{name}") is None:
+                scheduling.fleet.create_node(name)
 
 
-def test_a_clock_that_is_ten_minutes_ahead_and_is_set_right(bed: SchedulingBed, tmp_path: Path) -> None:
+def test_a_clock_that_is_ten_minutes_ahead_and_is_set_right(
+    scheduling: SchedulingCluster, tmp_path: Path
+) -> None:
     clock = WrongClock(tmp_path)
     clock.set(600)
-    bed.extender.stop()
-    bed.extender.start(environment=clock.environment)
+    scheduling.extender.stop()
+    scheduling.extender.start(environment=clock.environment)
     try:
-        bed.until_all_run(burst(bed, lambda: clock.set(0)))
+        scheduling.until_all_run(burst(scheduling, lambda: clock.set(0)))
     finally:
-        bed.extender.stop()
-        bed.extender.start()
+        scheduling.extender.stop()
+        scheduling.extender.start()
 
 
-def test_a_lease_that_moves_while_its_holder_is_paused(bed: SchedulingBed, tmp_path: Path) -> None:
+def test_a_lease_that_moves_while_its_holder_is_paused(scheduling: SchedulingCluster, tmp_path: Path) -> None:
     """The other replica's clock is ten minutes ahead: by that clock, each renewal is long past."""
-    first, second = bed.extender, ExtenderProcess(bed.plane)
+    first, second = scheduling.extender, ExtenderProcess(scheduling.plane)
     clock, relay = WrongClock(tmp_path), SilentRelay(first.port)
     clock.set(600)
     config = extender_config(first, urlPrefix=relay.server)
-    bed.plane.start_scheduler(**{**config, "profiles": [{"schedulerName": "by-relay"}]})
+    scheduling.plane.start_scheduler(**{**config, "profiles": [{"schedulerName": "by-relay"}]})
     second.start(wait=False, environment=clock.environment)
     try:
         until(lambda: second.answers("/livez"))
@@ -145,9 +147,9 @@ def test_a_lease_that_moves_while_its_holder_is_paused(bed: SchedulingBed, tmp_p
             relay.forward_to(second.port)
             first.process.send_signal(signal.SIGCONT)
 
-        count = burst(bed, fault, scheduler="by-relay")
+        count = burst(scheduling, fault, scheduler="by-relay")
         assert first.process.wait(20) == EXIT_LEASE_LOST, "it ends rather than bind without the lease"
-        bed.until_all_run(count)
+        scheduling.until_all_run(count)
     finally:
         second.stop()
         first.kill()

@@ -21,7 +21,7 @@ from proxy.simulate.fleet.schedulers import ExtendedFleetScheduler
 from proxy.simulate.pods import pod_template_of
 from tests.cluster.extender_process import SCHEDULER
 from tests.cluster.fake_fleet import NUMATOPOLOGIES, PODS
-from tests.cluster.scheduling_bed import SchedulingBed
+from tests.cluster.scheduling_cluster import SchedulingCluster
 
 SIZES = (7, 7, 3, 10, 5)
 BIND_S = 30.0
@@ -47,26 +47,26 @@ def until(found: Callable[[], Any], what: str) -> Any:
     raise TimeoutError(what)
 
 
-def outcome(bed: SchedulingBed, name: str) -> str:
+def outcome(scheduling: SchedulingCluster, name: str) -> str:
     """Return the node of a pod: ``-`` if the pod is unschedulable, empty if that is not known yet."""
-    pod = bed.plane.get(f"{PODS}/{name}") or {}
+    pod = scheduling.plane.get(f"{PODS}/{name}") or {}
     if node := pod["spec"].get("nodeName"):
         return str(node)
     conditions = pod.get("status", {}).get("conditions", [])
     return "-" if any(each.get("reason") == "Unschedulable" for each in conditions) else ""
 
 
-def is_shown(bed: SchedulingBed, name: str, node: str) -> bool:
+def is_shown(scheduling: SchedulingCluster, name: str, node: str) -> bool:
     """Return whether the object of a node lists a pod."""
-    uid = (bed.plane.get(f"{PODS}/{name}") or {})["metadata"]["uid"]
-    listed = (bed.plane.get(f"{NUMATOPOLOGIES}/{node}") or {})["spec"].get("podAllocations") or []
+    uid = (scheduling.plane.get(f"{PODS}/{name}") or {})["metadata"]["uid"]
+    listed = (scheduling.plane.get(f"{NUMATOPOLOGIES}/{node}") or {})["spec"].get("podAllocations") or []
     return any(each["uid"] == uid for each in listed)
 
 
-def test_every_choice_is_among_the_best_of_the_simulation(bed: SchedulingBed) -> None:
-    items = bed.plane.request("GET", "/api/v1/nodes")["items"]
+def test_every_choice_is_among_the_best_of_the_simulation(scheduling: SchedulingCluster) -> None:
+    items = scheduling.plane.request("GET", "/api/v1/nodes")["items"]
     nodes = [{**each, "apiVersion": "v1", "kind": "Node"} for each in items]
-    topologies = bed.plane.request("GET", NUMATOPOLOGIES)["items"]
+    topologies = scheduling.plane.request("GET", NUMATOPOLOGIES)["items"]
     objects = json.dumps({"apiVersion": "v1", "kind": "List", "items": [*nodes, *topologies]})
     simulated_nodes = recorded_nodes(documents(objects.encode(), "cluster")).simulated_nodes
     names = [simulated_node.name for simulated_node in simulated_nodes]
@@ -79,16 +79,16 @@ def test_every_choice_is_among_the_best_of_the_simulation(bed: SchedulingBed) ->
         containers = [{"name": "main", "image": "x", "resources": {"limits": limits}}]
         raw = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"same{number}", "namespace": "fleet"}}
         raw["spec"] = {"schedulerName": SCHEDULER, "containers": containers}
-        bed.plane.create(PODS, raw)
+        scheduling.plane.create(PODS, raw)
         (pod,) = fleet_pods([pod_template_of(pod_spec(raw)).copy(f"same{number}", number)])
         chance.among = ()
         chosen = scheduler.choose(pod)
         best = [names[at] for at in chance.among or ([chosen] if chosen >= 0 else [])] or ["-"]
-        node = until(lambda: outcome(bed, f"same{number}"), f"same{number}")  # noqa: B023
+        node = until(lambda: outcome(scheduling, f"same{number}"), f"same{number}")  # noqa: B023
         assert node in best, (number, cpus, best)
         if node == "-":
             unschedulable += 1
-            bed.plane.delete(f"{PODS}/same{number}")
+            scheduling.plane.delete(f"{PODS}/same{number}")
             continue
         ties += len(best) > 1
         at = names.index(node)
@@ -98,8 +98,8 @@ def test_every_choice_is_among_the_best_of_the_simulation(bed: SchedulingBed) ->
         assert done.verdict.admitted
         simulated_nodes[at].state = done.state
         scheduler.bound(at, pod, done, simulated_nodes[at])
-        until(lambda: is_shown(bed, f"same{number}", node), f"same{number} on {node}")  # noqa: B023
-    assert not bed.fleet.rejected
+        until(lambda: is_shown(scheduling, f"same{number}", node), f"same{number} on {node}")  # noqa: B023
+    assert not scheduling.fleet.rejected
     assert unschedulable > 2
     assert ties > 2
-    bed.fleet.clear()
+    scheduling.fleet.clear()

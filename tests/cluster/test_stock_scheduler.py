@@ -15,7 +15,7 @@ from proxy.pools.pod_spec import pod_spec
 from proxy.simulate.fleet.stock_scheduler import StockScheduler, stock_demand
 from proxy.simulate.nodes import SimulatedNode
 from tests.cluster.api_client import Json
-from tests.cluster.control_plane import ControlPlane, missing
+from tests.cluster.control_plane import ControlPlane, control_plane_skip_reason
 
 NAMESPACE = "calibration"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -40,7 +40,7 @@ CONTAINERS: tuple[tuple[dict[str, Any], ...], ...] = (
 )
 
 
-class Recorded(random.Random):
+class RecordedChoices(random.Random):
     """Records the nodes between which chance decides."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Recorded(random.Random):
 
 @pytest.fixture(scope="module")
 def scheduled(plane: ControlPlane) -> Iterator[ControlPlane]:
-    if reason := missing("kube-scheduler"):
+    if reason := control_plane_skip_reason("kube-scheduler"):
         pytest.skip(reason)
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     plane.create("/api/v1/namespaces", namespace)
@@ -100,7 +100,7 @@ def bound(plane: ControlPlane, name: str) -> str:
 
 
 def test_every_choice_of_the_real_scheduler_is_among_the_best_here(scheduled: ControlPlane) -> None:
-    chance, order = Recorded(), random.Random(3)
+    chance, order = RecordedChoices(), random.Random(3)
     stock = StockScheduler(simulated_nodes(), chance)
     ties = unschedulable = 0
     for number in range(70):

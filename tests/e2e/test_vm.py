@@ -41,7 +41,7 @@ from machine import HOST, NETFILTER, VirtualMachine, import_images, run
 from packaging.requirements import Requirement
 from sample_plugin import built_sample_plugin
 
-from tests.cluster.control_plane import missing
+from tests.cluster.control_plane import control_plane_skip_reason
 from tests.cluster.joining_machine import cluster_for_a_machine
 
 HERE = Path(__file__).parent
@@ -408,7 +408,7 @@ def test_devices_beside_kubelet(scenario: VmScenario, plugins: list[Path], kind:
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
 def test_cluster(scenario: VmScenario, tmp_path: Path, kind: str) -> None:
     """A node in a cluster in which no other NUMA node has enough free CPUs; the control plane runs here."""
-    reason = missing("kube-scheduler", "kube-controller-manager")
+    reason = control_plane_skip_reason("kube-scheduler", "kube-controller-manager")
     if reason or not KUBELET.is_file():
         pytest.skip(reason or NO_KUBELET)
     with tarfile.open(tmp_path / "agent.tar", "w") as tar:

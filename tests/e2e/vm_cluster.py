@@ -28,7 +28,7 @@ from vm_guest import ALL, DIRECTORY, LONG_S, GuestDaemon, Place, group_of, place
 from vm_kubelet import MANIFESTS, KubeletNode, container, kubelet_settings, nodes_of
 
 from proxy.model.idset import CpuSet
-from tests.cluster.api_client import ApiClient, ApiError, Json, bound_token
+from tests.cluster.api_client import AdminApiClient, ApiError, Json, bound_token
 
 INPUT = Path("/in/cluster")
 CLUSTER = json.loads((INPUT / "cluster.json").read_text())
@@ -75,11 +75,11 @@ class JoinedKubeletNode(KubeletNode):
         return True
 
 
-class AdminClient:
+class ClusterClient:
     """A client of the API server in the role of an administrator."""
 
     def __init__(self) -> None:
-        self.api = ApiClient(CLUSTER["host"], CLUSTER["port"], 60)
+        self.api = AdminApiClient(CLUSTER["host"], CLUSTER["port"], 60)
 
     def deploy(self, name: str, cpu: str, replicas: int, *, here: bool = False, **labels: str) -> None:
         """Create a Deployment whose pods have one container.
@@ -192,7 +192,7 @@ def node_is_known() -> bool:
 
 
 @contextmanager
-def agent(api: ApiClient) -> Iterator[subprocess.Popen[bytes]]:
+def agent(api: AdminApiClient) -> Iterator[subprocess.Popen[bytes]]:
     """Run the cluster agent with the configuration of the daemon, and the rights of its pod on this node."""
     values = yaml.safe_load(KUBECONFIG.read_text())
     values["users"][0]["user"]["token"] = bound_token(api, NODE)
@@ -221,7 +221,7 @@ def check_owner_cpus(node: KubeletNode, pod: Json, size: int) -> Place:
     return place
 
 
-def check_aligned(node: KubeletNode, cluster: AdminClient, pods: list[Json]) -> CpuSet:
+def check_aligned(node: KubeletNode, cluster: ClusterClient, pods: list[Json]) -> CpuSet:
     """Each pod runs here on the CPUs of the annotation that the extender wrote; returns all of them."""
     taken = CpuSet()
     for pod in pods:
@@ -249,7 +249,7 @@ def check_no_rejection(node: KubeletNode) -> None:
     assert not node.daemon.status()["rejections"], node.daemon.status()["rejections"]
 
 
-def aligned_pods(node: KubeletNode, cluster: AdminClient, shared: list[Json]) -> CpuSet:
+def aligned_pods(node: KubeletNode, cluster: ClusterClient, shared: list[Json]) -> CpuSet:
     cluster.deploy("aligned", str(SIZE), FITTING + WAITING, **{"koordinator.sh/qosClass": "LSR"})
     ran = cluster.wait_for_pods("aligned", FITTING, WAITING)
     taken = check_aligned(node, cluster, ran)
@@ -270,7 +270,7 @@ def aligned_pods(node: KubeletNode, cluster: AdminClient, shared: list[Json]) ->
     return taken
 
 
-def small_pods(node: KubeletNode, cluster: AdminClient, shared: list[Json], taken: CpuSet) -> None:
+def small_pods(node: KubeletNode, cluster: ClusterClient, shared: list[Json], taken: CpuSet) -> None:
     """Pods without a class, whose CPUs the node chooses: they fill what is left here and in the fleet."""
     # Each node of the fleet has one CPU left on NUMA node 0, and two on each of the others.
     others = 3 * len(CLUSTER["fleet"])
@@ -289,7 +289,7 @@ def small_pods(node: KubeletNode, cluster: AdminClient, shared: list[Json], take
 def main() -> None:
     version = subprocess.check_output(["/in/kubelet", "--version"], text=True).strip()
     step(f"{version}, CPUs {ALL}")
-    cluster = AdminClient()
+    cluster = ClusterClient()
     node = JoinedKubeletNode(
         sys.argv[1],
         GuestDaemon(**SETTINGS),

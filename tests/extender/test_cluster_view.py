@@ -13,7 +13,7 @@ from proxy.agent.objects.node_resource_topology import GROUP, path
 from proxy.extender import cluster_view as module
 from proxy.model.backoff import Backoff
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
-from tests.extender.extender_bed import NODES, TOPOLOGIES, Bed, ClusterApi
+from tests.extender.running_extender import NODES, TOPOLOGIES, ClusterApi, RunningExtender
 from tests.testkit.waiting import until
 
 OLD = path("v1alpha1")
@@ -21,7 +21,7 @@ DISCOVERY = f"/apis/{GROUP}"
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAUSES", Backoff(0.01, 0.05))
     monkeypatch.setattr(module, "DISCOVERY_S", 0.05)
     monkeypatch.setattr(module, "TICK_S", 0.01)
@@ -46,13 +46,13 @@ def install(api: ClusterApi) -> None:
     api.put(OLD, "n1", topologyPolicies=["SingleNUMANodeContainerLevel"], zones=zones)
 
 
-def follow(api: ClusterApi, test: Callable[[Bed], Awaitable[None]]) -> None:
+def follow(api: ClusterApi, test: Callable[[RunningExtender], Awaitable[None]]) -> None:
     async def run() -> None:
-        bed = Bed(api)
-        await bed.lease.acquire()
-        task = asyncio.ensure_future(bed.view.run())
+        extender = RunningExtender(api)
+        await extender.lease.acquire()
+        task = asyncio.ensure_future(extender.view.run())
         try:
-            await test(bed)
+            await test(extender)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -65,10 +65,10 @@ def test_the_version_is_asked_for_until_the_api_server_answers(answers: list[int
     api = koordinator_api()
     api.answers[DISCOVERY] = [*answers]
 
-    async def test(bed: Bed) -> None:
-        await until(lambda: bed.view.age is not None)
+    async def test(extender: RunningExtender) -> None:
+        await until(lambda: extender.view.age is not None)
         assert api.answers[DISCOVERY] == []
-        assert bed.table.node("n1") is not None
+        assert extender.table.node("n1") is not None
 
     follow(api, test)
 
@@ -77,13 +77,13 @@ def test_nothing_is_decided_before_the_version_is_known() -> None:
     api = koordinator_api()
     api.answers[DISCOVERY] = [429] * 1000
 
-    async def test(bed: Bed) -> None:
-        await until(bed.view.pods.listed.is_set)
-        await until(bed.view.nodes.listed.is_set)
+    async def test(extender: RunningExtender) -> None:
+        await until(extender.view.pods.listed.is_set)
+        await until(extender.view.nodes.listed.is_set)
         await asyncio.sleep(0.1)
-        assert bed.view.age is None
+        assert extender.view.age is None
         api.answers[DISCOVERY] = []
-        await until(lambda: bed.view.age is not None)
+        await until(lambda: extender.view.age is not None)
 
     follow(api, test)
 
@@ -92,13 +92,13 @@ def test_a_kind_that_is_installed_later_is_noticed() -> None:
     api = koordinator_api()
     del api.collections[OLD], api.groups[GROUP]
 
-    async def test(bed: Bed) -> None:
-        await until(lambda: bed.view.age is not None)
-        assert bed.table.node("n1") is None
+    async def test(extender: RunningExtender) -> None:
+        await until(lambda: extender.view.age is not None)
+        assert extender.table.node("n1") is None
         install(api)
         api.groups[GROUP] = ["v1alpha1"]
-        await until(lambda: bed.table.node("n1") is not None)
-        await until(lambda: bed.view.age is not None)
+        await until(lambda: extender.table.node("n1") is not None)
+        await until(lambda: extender.view.age is not None)
 
     follow(api, test)
 
@@ -106,8 +106,8 @@ def test_a_kind_that_is_installed_later_is_noticed() -> None:
 def test_a_version_that_the_cluster_no_longer_has_is_replaced() -> None:
     api = koordinator_api()
 
-    async def test(bed: Bed) -> None:
-        await until(lambda: bed.table.node("n1") is not None)
+    async def test(extender: RunningExtender) -> None:
+        await until(lambda: extender.table.node("n1") is not None)
         api.groups[GROUP] = ["v1alpha2", "v1alpha1"]
         await asyncio.sleep(0.2)
         assert api.count("GET", TOPOLOGIES) == 0, "what is followed is not replaced"
@@ -115,7 +115,7 @@ def test_a_version_that_the_cluster_no_longer_has_is_replaced() -> None:
         api.collections[TOPOLOGIES] = api.collections.pop(OLD)
         api.end_watches()
         await until(lambda: api.count("GET", TOPOLOGIES) > 1)
-        await until(lambda: bed.table.node("n1") is not None)
+        await until(lambda: extender.table.node("n1") is not None)
 
     follow(api, test)
 
@@ -133,9 +133,9 @@ def test_a_node_that_cannot_be_joined_does_not_keep_others_from_being_read(
     api = koordinator_api()
     api.add_node("n2")
 
-    async def test(bed: Bed) -> None:
-        await until(lambda: bed.view.age is not None)
-        assert bed.table.node("n1") is None
-        assert bed.table.node("n2") is not None
+    async def test(extender: RunningExtender) -> None:
+        await until(lambda: extender.view.age is not None)
+        assert extender.table.node("n1") is None
+        assert extender.table.node("n2") is not None
 
     follow(api, test)

@@ -188,7 +188,7 @@ async def by_trust(method: str, path: str, body: bytes, trusted: bool) -> HttpAn
     return HttpAnswer(f"{len(body)}", 200 if trusted or path == "/livez" else 403)
 
 
-class TlsBed:
+class TlsServer:
     """A server with TLS, and clients with and without a certificate."""
 
     def __init__(self, certificates: Path) -> None:
@@ -210,17 +210,17 @@ class TlsBed:
         return (await answer(reader))[0].split(b"\r\n")[0]
 
 
-def with_tls(certificates: Path, test: Callable[[TlsBed], Awaitable[None]]) -> None:
+def with_tls(certificates: Path, test: Callable[[TlsServer], Awaitable[None]]) -> None:
     async def run() -> None:
-        bed = TlsBed(certificates)
-        await bed.server.start("127.0.0.1", 0, context_of(certificates))
+        server = TlsServer(certificates)
+        await server.server.start("127.0.0.1", 0, context_of(certificates))
         try:
             async with asyncio.timeout(20):
-                await test(bed)
+                await test(server)
         finally:
-            for writer in bed.writers:
+            for writer in server.writers:
                 writer.transport.abort()
-            await bed.server.stop(0)
+            await server.server.stop(0)
 
     asyncio.run(run())
 
@@ -231,16 +231,16 @@ def test_idle_connections_keep_neither_probes_nor_schedulers_out(
     monkeypatch.setattr(module, "ANONYMOUS", 3)
     monkeypatch.setattr(module, "CONNECTIONS", 3)
 
-    async def test(bed: TlsBed) -> None:
-        idle = [await bed.connect(trusted=False) for _ in range(5)]
-        assert await bed.get("/livez", trusted=False) == b"HTTP/1.1 200 OK"
-        assert await bed.get("/bind", trusted=True) == b"HTTP/1.1 200 OK"
-        assert await bed.get("/bind", trusted=False) == b"HTTP/1.1 403 Forbidden"
+    async def test(server: TlsServer) -> None:
+        idle = [await server.connect(trusted=False) for _ in range(5)]
+        assert await server.get("/livez", trusted=False) == b"HTTP/1.1 200 OK"
+        assert await server.get("/bind", trusted=True) == b"HTTP/1.1 200 OK"
+        assert await server.get("/bind", trusted=False) == b"HTTP/1.1 403 Forbidden"
         assert await idle[0][0].read() == b"", "the oldest has given way"
         for _ in range(5):
-            await bed.connect(trusted=True)
-        assert await bed.get("/bind", trusted=True) == b"HTTP/1.1 200 OK"
-        assert await bed.get("/livez", trusted=False) == b"HTTP/1.1 200 OK"
+            await server.connect(trusted=True)
+        assert await server.get("/bind", trusted=True) == b"HTTP/1.1 200 OK"
+        assert await server.get("/livez", trusted=False) == b"HTTP/1.1 200 OK"
 
     with_tls(certificates, test)
 
@@ -248,10 +248,10 @@ def test_idle_connections_keep_neither_probes_nor_schedulers_out(
 def test_busy_connections_of_schedulers_stay(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECTIONS", 1)
 
-    async def test(bed: TlsBed) -> None:
-        slow = asyncio.ensure_future(bed.get("/slow", trusted=True))
+    async def test(server: TlsServer) -> None:
+        slow = asyncio.ensure_future(server.get("/slow", trusted=True))
         await slow_route.reached.wait()
-        reader, _ = await bed.connect(trusted=True)
+        reader, _ = await server.connect(trusted=True)
         assert await reader.read() == b"", "there is no room"
         slow_route.released.set()
         assert await slow == b"HTTP/1.1 200 OK"
@@ -264,9 +264,9 @@ def test_a_client_without_a_certificate_must_send_a_request_soon(
 ) -> None:
     monkeypatch.setattr(module, "ANONYMOUS_S", 0.3)
 
-    async def test(bed: TlsBed) -> None:
-        reader, _ = await bed.connect(trusted=False)
-        kept, writer = await bed.connect(trusted=True)
+    async def test(server: TlsServer) -> None:
+        reader, _ = await server.connect(trusted=False)
+        kept, writer = await server.connect(trusted=True)
         async with asyncio.timeout(60):
             assert await reader.read() == b""
         writer.write(b"GET /bind HTTP/1.1\r\n\r\n")
@@ -280,20 +280,20 @@ def test_a_body_that_does_not_come_holds_no_place(
 ) -> None:
     monkeypatch.setattr(module, "ANONYMOUS", 2)
 
-    async def test(bed: TlsBed) -> None:
+    async def test(server: TlsServer) -> None:
         for _ in range(4):
-            _, writer = await bed.connect(trusted=False)
+            _, writer = await server.connect(trusted=False)
             writer.write(b"POST /filter HTTP/1.1\r\nContent-Length: 5\r\n\r\n")
             await writer.drain()
         await asyncio.sleep(0.1)
-        assert await bed.get("/livez", trusted=False) == b"HTTP/1.1 200 OK"
+        assert await server.get("/livez", trusted=False) == b"HTTP/1.1 200 OK"
 
     with_tls(certificates, test)
 
 
 def test_a_large_body_of_a_client_without_a_certificate_is_not_read(certificates: Path) -> None:
-    async def test(bed: TlsBed) -> None:
-        reader, writer = await bed.connect(trusted=False)
+    async def test(server: TlsServer) -> None:
+        reader, writer = await server.connect(trusted=False)
         writer.write(b"POST /filter HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n")
         head, body = await answer(reader)
         assert head.startswith(b"HTTP/1.1 403 Forbidden")

@@ -11,12 +11,12 @@ import pytest
 from proxy import logs
 from proxy.extender import lease as module
 from proxy.extender.lease import Lease
-from tests.extender.extender_bed import LEASES, ClusterApi
+from tests.extender.running_extender import LEASES, ClusterApi
 from tests.testkit.waiting import until
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DURATION_S", 1)
     monkeypatch.setattr(module, "RETRY_S", 0.05)
     monkeypatch.setattr(module, "MARGIN_S", 0.3)

@@ -11,7 +11,14 @@ import pytest
 from proxy.extender import retries as retries_module
 from proxy.extender.retries import RETRIED_AT
 from proxy.model.backoff import Backoff
-from tests.extender.extender_bed import CAPACITIES, NODES, NUMATOPOLOGIES, Bed, ClusterApi, scheduler_pod
+from tests.extender.running_extender import (
+    CAPACITIES,
+    NODES,
+    NUMATOPOLOGIES,
+    ClusterApi,
+    RunningExtender,
+    scheduler_pod,
+)
 from tests.scheduler.objects import Json, numatopology
 from tests.testkit.waiting import until
 
@@ -19,36 +26,36 @@ PATH = f"{CAPACITIES}/extender"
 
 
 @pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries_module, "TICK_S", 0.01)
     monkeypatch.setattr(retries_module, "APART_S", 0.02)
     monkeypatch.setattr(retries_module, "PAUSES", Backoff(0.01, 0.02))
 
 
 @asynccontextmanager
-async def retrying(bed: Bed) -> AsyncIterator[None]:
-    task = asyncio.ensure_future(bed.retries.run())
+async def retrying(extender: RunningExtender) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(extender.retries.run())
     try:
-        await until(lambda: changes(bed) == 1)
+        await until(lambda: changes(extender) == 1)
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-def changes(bed: Bed) -> int:
-    return bed.api.count("PATCH", PATH)
+def changes(extender: RunningExtender) -> int:
+    return extender.api.count("PATCH", PATH)
 
 
-def on_small_nodes(test: Callable[[Bed], Awaitable[None]]) -> None:
+def on_small_nodes(test: Callable[[RunningExtender], Awaitable[None]]) -> None:
     api = ClusterApi()
     for name in ("n1", "n2"):
         api.add_node(name, free="1-3")
 
     async def run() -> None:
-        bed = Bed(api)
-        async with bed.following(), retrying(bed):
-            await test(bed)
+        extender = RunningExtender(api)
+        async with extender.following(), retrying(extender):
+            await test(extender)
 
     asyncio.run(run())
 
@@ -58,43 +65,43 @@ async def some_turns() -> None:
 
 
 def test_a_refused_pod_is_tried_again_when_it_fits() -> None:
-    async def test(bed: Bed) -> None:
-        assert await bed.filter(scheduler_pod("four", 4), "n1", "n2") == []
-        first = bed.api.collections[CAPACITIES]["extender"]["metadata"]["annotations"][RETRIED_AT]
-        bed.api.add_node("n1", free="1-15")
-        await until(lambda: changes(bed) == 2)
-        stored = bed.api.collections[CAPACITIES]["extender"]
+    async def test(extender: RunningExtender) -> None:
+        assert await extender.filter(scheduler_pod("four", 4), "n1", "n2") == []
+        first = extender.api.collections[CAPACITIES]["extender"]["metadata"]["annotations"][RETRIED_AT]
+        extender.api.add_node("n1", free="1-15")
+        await until(lambda: changes(extender) == 2)
+        stored = extender.api.collections[CAPACITIES]["extender"]
         assert stored["metadata"]["annotations"][RETRIED_AT] != first
         assert stored["storageClassName"] == "extender"
-        bed.api.add_node("n2", free="1-15")
+        extender.api.add_node("n2", free="1-15")
         await some_turns()
-        assert changes(bed) == 2, "kube-scheduler tries the pod again: it waits for nothing"
+        assert changes(extender) == 2, "kube-scheduler tries the pod again: it waits for nothing"
 
     on_small_nodes(test)
 
 
 def test_nothing_is_written_if_no_refused_pod_fits() -> None:
-    async def test(bed: Bed) -> None:
-        assert await bed.filter(scheduler_pod("eight", 8), "n1", "n2") == []
-        assert await bed.filter(scheduler_pod("two", 2), "n1", "n2") == ["n1", "n2"]
-        bed.api.add_node("n1", free="1-5")
-        await until(lambda: len(bed.table.node("n1").free) == 5)
+    async def test(extender: RunningExtender) -> None:
+        assert await extender.filter(scheduler_pod("eight", 8), "n1", "n2") == []
+        assert await extender.filter(scheduler_pod("two", 2), "n1", "n2") == ["n1", "n2"]
+        extender.api.add_node("n1", free="1-5")
+        await until(lambda: len(extender.table.node("n1").free) == 5)
         await some_turns()
-        assert changes(bed) == 1
+        assert changes(extender) == 1
 
     on_small_nodes(test)
 
 
 def test_a_pod_that_kube_scheduler_tries_by_itself_needs_no_change() -> None:
-    async def test(bed: Bed) -> None:
-        bed.api.add_node("full", free="1-7", pods={"ended": "8-14"})
-        await until(lambda: bed.table.node("full") is not None)
-        answer = await bed.call("filter", Pod=scheduler_pod("large", 8), NodeNames=["full"])
+    async def test(extender: RunningExtender) -> None:
+        extender.api.add_node("full", free="1-7", pods={"ended": "8-14"})
+        await until(lambda: extender.table.node("full") is not None)
+        answer = await extender.call("filter", Pod=scheduler_pod("large", 8), NodeNames=["full"])
         assert "a node still shows CPUs" in answer["Error"]
-        bed.api.add_node("full", free="1-15")
-        await until(lambda: len(bed.table.node("full").free) == 15)
+        extender.api.add_node("full", free="1-15")
+        await until(lambda: len(extender.table.node("full").free) == 15)
         await some_turns()
-        assert changes(bed) == 1
+        assert changes(extender) == 1
 
     on_small_nodes(test)
 
@@ -111,59 +118,59 @@ def test_a_pod_that_kube_scheduler_tries_by_itself_needs_no_change() -> None:
 def test_a_pod_is_not_tried_again_for_a_node_whose_taints_keep_it_away(
     spec: Json, tolerations: list[Json], tried: bool
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async def test(extender: RunningExtender) -> None:
         status = {"allocatable": {"cpu": "15", "memory": "64Gi"}}
-        bed.api.put(NODES, "n1", spec=spec, status=status)
-        await until(lambda: bool(bed.table._rows["n1"].taints) or tried)
+        extender.api.put(NODES, "n1", spec=spec, status=status)
+        await until(lambda: bool(extender.table._rows["n1"].taints) or tried)
         waiting = scheduler_pod("four", 4)
         waiting["spec"]["tolerations"] = tolerations
-        assert await bed.filter(waiting, "n2") == []
-        bed.api.put(NUMATOPOLOGIES, "n1", spec=numatopology("n1", pods={}, free="1-15")["spec"])
-        await until(lambda: len(bed.table.node("n1").free) == 15)
+        assert await extender.filter(waiting, "n2") == []
+        extender.api.put(NUMATOPOLOGIES, "n1", spec=numatopology("n1", pods={}, free="1-15")["spec"])
+        await until(lambda: len(extender.table.node("n1").free) == 15)
         if tried:
-            await until(lambda: changes(bed) == 2)
+            await until(lambda: changes(extender) == 2)
         else:
             await some_turns()
-            assert changes(bed) == 1
+            assert changes(extender) == 1
 
     on_small_nodes(test)
 
 
 def test_a_change_that_fails_is_made_later() -> None:
-    async def test(bed: Bed) -> None:
-        assert await bed.filter(scheduler_pod("four", 4), "n1", "n2") == []
-        bed.api.answers[PATH] = [403, 500]
-        bed.api.add_node("n1", free="1-15")
-        await until(lambda: changes(bed) == 4)
+    async def test(extender: RunningExtender) -> None:
+        assert await extender.filter(scheduler_pod("four", 4), "n1", "n2") == []
+        extender.api.answers[PATH] = [403, 500]
+        extender.api.add_node("n1", free="1-15")
+        await until(lambda: changes(extender) == 4)
         await some_turns()
-        assert changes(bed) == 4
+        assert changes(extender) == 4
 
     on_small_nodes(test)
 
 
 def test_a_change_that_fails_is_not_repeated_before_the_api_server_permits_it() -> None:
-    async def test(bed: Bed) -> None:
-        assert await bed.filter(scheduler_pod("four", 4), "n1", "n2") == []
-        bed.api.answers[PATH], bed.api.retry_after = [429], "1"
-        bed.api.add_node("n1", free="1-15")
-        await until(lambda: changes(bed) == 2)
+    async def test(extender: RunningExtender) -> None:
+        assert await extender.filter(scheduler_pod("four", 4), "n1", "n2") == []
+        extender.api.answers[PATH], extender.api.retry_after = [429], "1"
+        extender.api.add_node("n1", free="1-15")
+        await until(lambda: changes(extender) == 2)
         await asyncio.sleep(0.5)
-        assert changes(bed) == 2
-        await until(lambda: changes(bed) == 3)
+        assert changes(extender) == 2
+        await until(lambda: changes(extender) == 3)
 
     on_small_nodes(test)
 
 
 def test_the_end_of_a_bind_without_an_answer_is_noticed() -> None:
-    async def test(bed: Bed) -> None:
-        bed.api.add_node("n1", free="1-7")
-        await until(lambda: len(bed.table.node("n1").free) == 7)
+    async def test(extender: RunningExtender) -> None:
+        extender.api.add_node("n1", free="1-7")
+        await until(lambda: len(extender.table.node("n1").free) == 7)
         lost, waiting = scheduler_pod("lost", 4), scheduler_pod("waiting", 4)
-        assert await bed.filter(lost, "n1") == ["n1"]
-        bed.api.bind_status = 500
-        assert "cannot bind" in await bed.bind(lost, "n1")
-        assert await bed.filter(waiting, "n1") == []
-        bed.table.release("lost", asyncio.get_running_loop().time())
-        await until(lambda: changes(bed) == 2)
+        assert await extender.filter(lost, "n1") == ["n1"]
+        extender.api.bind_status = 500
+        assert "cannot bind" in await extender.bind(lost, "n1")
+        assert await extender.filter(waiting, "n1") == []
+        extender.table.release("lost", asyncio.get_running_loop().time())
+        await until(lambda: changes(extender) == 2)
 
     on_small_nodes(test)

@@ -38,7 +38,7 @@ async def handler(method: str, path: str, body: bytes, trusted: bool) -> HttpAns
     return HttpAnswer("trusted" if trusted else "not trusted")
 
 
-class TlsBed:
+class ReloadingTlsServer:
     """A server whose files can be replaced, and clients that have a certificate."""
 
     def __init__(self, issued: Path, directory: Path) -> None:
@@ -74,22 +74,24 @@ async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> b
     return head.startswith(b"HTTP/1.1 200") and await reader.read(7) == b"trusted"
 
 
-def with_files(issued: Path, directory: Path, test: Callable[[TlsBed], Awaitable[None]]) -> None:
+def with_files(issued: Path, directory: Path, test: Callable[[ReloadingTlsServer], Awaitable[None]]) -> None:
     async def run() -> None:
-        bed = TlsBed(issued, directory)
-        bed.replace("former")
-        used = bed.files.stamps()
-        await bed.server.start("127.0.0.1", 0, bed.files.context())
-        following = asyncio.ensure_future(follow(bed.files, used, bed.server.use, telemetry(bed.lines)))
+        server = ReloadingTlsServer(issued, directory)
+        server.replace("former")
+        used = server.files.stamps()
+        await server.server.start("127.0.0.1", 0, server.files.context())
+        following = asyncio.ensure_future(
+            follow(server.files, used, server.server.use, telemetry(server.lines))
+        )
         try:
             async with asyncio.timeout(20):
-                await test(bed)
+                await test(server)
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-            for writer in bed.writers:
+            for writer in server.writers:
                 writer.transport.abort()
-            await bed.server.stop(0)
+            await server.server.stop(0)
 
     asyncio.run(run())
 
@@ -99,16 +101,16 @@ def test_new_files_are_used_and_open_connections_stay(
 ) -> None:
     monkeypatch.setattr(tls_files, "COMPARE_S", 0.02)
 
-    async def test(bed: TlsBed) -> None:
-        kept = await bed.connect("former")
+    async def test(server: ReloadingTlsServer) -> None:
+        kept = await server.connect("former")
         assert await asked(*kept)
-        bed.replace("new")
-        while not await bed.is_served("new"):
+        server.replace("new")
+        while not await server.is_served("new"):
             await asyncio.sleep(0.02)
-        assert not await bed.is_served("former")
+        assert not await server.is_served("former")
         assert await asked(*kept)
-        bed.replace("former")
-        while not await bed.is_served("former"):
+        server.replace("former")
+        while not await server.is_served("former"):
             await asyncio.sleep(0.02)
 
     with_files(issued, tmp_path, test)
@@ -119,17 +121,17 @@ def test_files_that_do_not_belong_together_are_not_used(
 ) -> None:
     monkeypatch.setattr(tls_files, "COMPARE_S", 0.02)
 
-    async def test(bed: TlsBed) -> None:
-        bed.replace("new", "server.crt")
-        await until(lambda: any(line.startswith(CANNOT) for line in bed.lines))
-        assert await bed.is_served("former")
+    async def test(server: ReloadingTlsServer) -> None:
+        server.replace("new", "server.crt")
+        await until(lambda: any(line.startswith(CANNOT) for line in server.lines))
+        assert await server.is_served("former")
         (tmp_path / "server.key").unlink()
         await asyncio.sleep(0.1)
-        assert await bed.is_served("former")
-        bed.replace("new")
-        while not await bed.is_served("new"):
+        assert await server.is_served("former")
+        server.replace("new")
+        while not await server.is_served("new"):
             await asyncio.sleep(0.02)
-        assert any(line.startswith("resolved") for line in bed.lines)
+        assert any(line.startswith("resolved") for line in server.lines)
 
     with_files(issued, tmp_path, test)
 

@@ -31,7 +31,7 @@ from proxy.simulate.fleet.recorded import recorded_nodes
 from proxy.simulate.fleet.schedulers import ExtendedFleetScheduler
 from proxy.simulate.nodes import SimulatedNode
 from proxy.simulate.pods import pod_template_of
-from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, PODS, Bed, ClusterApi
+from tests.extender.running_extender import NODES, NUMATOPOLOGIES, PODS, ClusterApi, RunningExtender
 from tests.scheduler.objects import Json, numatopology, pod
 from tests.testkit.waiting import LIMIT_S
 
@@ -115,11 +115,11 @@ class Twins:
         spec["numares"]["cpu"]["allocatable"] = str(simulated_node.ownable)
         self.api.put(NUMATOPOLOGIES, simulated_node.name, spec=spec)
 
-    async def arrive(self, number: int, at: int, bed: Bed) -> None:
+    async def arrive(self, number: int, at: int, extender: RunningExtender) -> None:
         """Make the simulation and the extender bind a pod to a node, and the node admit it."""
         pod, raw, simulated_node = self.pods[number], self.raws[number], self.simulated_nodes[at]
         arrival = self.scheduler.bind(at, pod)
-        problem = await bed.bind(raw, simulated_node.name)
+        problem = await extender.bind(raw, simulated_node.name)
         assert (arrival is None) == bool(problem), problem
         if arrival is None:
             return
@@ -144,11 +144,11 @@ class Twins:
         self.publish(simulated_node)
 
 
-async def settled(twins: Twins, bed: Bed) -> None:
+async def settled(twins: Twins, extender: RunningExtender) -> None:
     """Wait until the extender has received all written objects."""
     async with asyncio.timeout(LIMIT_S):
-        while any(bed.table.pending(name) for name in twins.names) or any(
-            (node := bed.table.node(simulated_node.name)) is None or node.free != simulated_node.ownable
+        while any(extender.table.pending(name) for name in twins.names) or any(
+            (node := extender.table.node(simulated_node.name)) is None or node.free != simulated_node.ownable
             for simulated_node in twins.simulated_nodes
         ):
             await asyncio.sleep(0.001)
@@ -158,37 +158,37 @@ async def compare(twins: Twins) -> Counter[str]:
     """Let all pods arrive and some leave; return how often each case occurred."""
     met: Counter[str] = Counter()
     running: dict[int, int] = {}
-    bed = Bed(twins.api, twins.scheduler._strategy)
-    async with bed.following():
-        keeping = asyncio.ensure_future(bed.lease.keep())
+    extender = RunningExtender(twins.api, twins.scheduler._strategy)
+    async with extender.following():
+        keeping = asyncio.ensure_future(extender.lease.keep())
         for number, each in enumerate(twins.pods):
             candidates, scores, chosen = twins.simulated(each)
             raw = twins.raws[number]
             if not candidates:
                 met["no room"] += 1
                 continue
-            answer = await bed.call("filter", Pod=raw, NodeNames=candidates)
+            answer = await extender.call("filter", Pod=raw, NodeNames=candidates)
             assert answer["Error"] == ""
             assert set(answer["NodeNames"]) == set(scores), (number, raw["spec"])
-            ordered = await bed.call("prioritize", Pod=raw, NodeNames=answer["NodeNames"])
+            ordered = await extender.call("prioritize", Pod=raw, NodeNames=answer["NodeNames"])
             if ordered:
                 assert {name["Host"]: name["Score"] for name in ordered} == {
                     name: score // FINAL_SCALE for name, score in scores.items()
                 }
             else:
                 assert len(set(scores.values())) < 2
-            assert bed.table.evaluations == twins.scheduler._table.evaluations
+            assert extender.table.evaluations == twins.scheduler._table.evaluations
             met.update(set(answer["FailedNodes"].values()))
             met["scores"] += len(set(scores.values())) > 1
             if chosen < 0:
                 met["nowhere"] += 1
                 continue
-            await twins.arrive(number, chosen, bed)
+            await twins.arrive(number, chosen, extender)
             running[number] = chosen
             if number % 3 == 0:
                 gone = twins.chance.choice(sorted(running))
                 twins.leave(gone, running.pop(gone))
-            await settled(twins, bed)
+            await settled(twins, extender)
             met["bound"] += 1
         keeping.cancel()
     return met

@@ -21,7 +21,7 @@ from tests.testkit.daemon import DaemonNode, temporary_node
 LIMIT_S = 60.0
 
 
-class Node(DaemonNode):
+class ProcessNode(DaemonNode):
     """A node whose daemon is a process that reads machine and cgroups below the node's directory."""
 
     popen: subprocess.Popen[bytes]
@@ -34,9 +34,9 @@ class Node(DaemonNode):
         self.settings = "\n".join(f"{key}: {self.directory / name}" for key, name in roots.items())
         self.file = self.directory / "config.yaml"
         self.configure("")
-        self.ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.ear.bind(str(self.directory / "notify"))
-        self.ear.setblocking(False)
+        self.notify_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notify_socket.bind(str(self.directory / "notify"))
+        self.notify_socket.setblocking(False)
         with (self.directory / "log").open("ab") as log:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", "proxy", "serve", "--config", str(self.file)],
@@ -55,7 +55,7 @@ class Node(DaemonNode):
         found = list[str]()
         while True:
             try:
-                found += self.ear.recv(4096).decode().splitlines()
+                found += self.notify_socket.recv(4096).decode().splitlines()
             except BlockingIOError:
                 return [line for line in found if not line.startswith("STATUS=")]
 
@@ -81,22 +81,22 @@ class Node(DaemonNode):
             assert time.monotonic() < end, self.log
             time.sleep(0.02)
 
-    def holder(self) -> int:
+    def lock_holder(self) -> int:
         """Return the process that holds the lock of the socket."""
         return int((self.directory / "cri.sock.lock").read_text())
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    with temporary_node(Node) as one:
-        one.start()
+def node() -> Iterator[ProcessNode]:
+    with temporary_node(ProcessNode) as node:
+        node.start()
         try:
-            yield one
+            yield node
         finally:
-            for pid in {one.popen.pid, one.holder()}:
+            for pid in {node.popen.pid, node.lock_holder()}:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
-            one.popen.wait()
-            one.ear.close()
+            node.popen.wait()
+            node.notify_socket.close()

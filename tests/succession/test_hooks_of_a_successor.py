@@ -12,9 +12,9 @@ import pytest
 
 from proxy.demo.client import DemoPod, Started
 from proxy.upgrade.replacement import replace_daemon
-from tests.succession.conftest import LIMIT_S, Node
+from tests.succession.conftest import LIMIT_S, ProcessNode
 
-REPARENTS = """
+REPARENTING_HOOK = """
 import json
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def shutdown(event):
 DIRECTORIES = {"directory": "hooks.d", "vendorDirectory": "vendor", "serverDirectory": "servers"}
 
 
-def drop(node: Node, name: str, text: str, directory: str = "hooks.d") -> None:
+def install_file(node: ProcessNode, name: str, text: str, directory: str = "hooks.d") -> None:
     """Install a file atomically, as packages do."""
     into = node.directory / directory
     into.mkdir(mode=0o755, exist_ok=True)
@@ -61,10 +61,10 @@ def drop(node: Node, name: str, text: str, directory: str = "hooks.d") -> None:
     os.replace(temporary, into / name)
 
 
-def hooked(node: Node, text: str, **names: str) -> Path:
+def install_hook(node: ProcessNode, text: str, **names: str) -> Path:
     """Give the daemon a hook; return the file in which the hook records its calls."""
     record = node.directory / "record"
-    drop(node, "10-hook.py", text.format(record=str(record), **names))
+    install_file(node, "10-hook.py", text.format(record=str(record), **names))
     lines = [f"  {key}: {node.directory / name}" for key, name in DIRECTORIES.items()]
     node.configure("\n".join(["drainTimeout: 100ms", "hooks:", *lines]))
     os.kill(node.popen.pid, signal.SIGHUP)
@@ -72,12 +72,12 @@ def hooked(node: Node, text: str, **names: str) -> Path:
     return record
 
 
-def reported(node: Node) -> list[str]:
+def recorded_names(node: ProcessNode) -> list[str]:
     """Return the first value of each recorded call."""
-    return [note[0] for note in notes(node)]
+    return [note[0] for note in recorded_calls(node)]
 
 
-def notes(node: Node) -> list[list[str]]:
+def recorded_calls(node: ProcessNode) -> list[list[str]]:
     """Return the calls that the hook has recorded, in the old process and in the new one."""
     record = node.directory / "record"
     return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
@@ -85,10 +85,10 @@ def notes(node: Node) -> list[list[str]]:
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_changes_of_a_sandbox_by_a_hook_survive_a_replacement_of_the_daemon(
-    node: Node, *, listed: bool
+    node: ProcessNode, *, listed: bool
 ) -> None:
     """The response passes through the old process; kubelet's creates still name the old labels and cgroup."""
-    hooked(node, REPARENTS)
+    install_hook(node, REPARENTING_HOOK)
     slow, made = threading.Event(), list[Started]()
     node.runtime.before("RunPodSandbox", lambda request: slow.wait(LIMIT_S))
     with node.client() as client:
@@ -96,15 +96,15 @@ def test_changes_of_a_sandbox_by_a_hook_survive_a_replacement_of_the_daemon(
         making.start()
         node.wait(lambda: any(call.method == "RunPodSandbox" for call in node.runtime.calls))
         replace_daemon(node.admin, LIMIT_S)
-        node.wait(lambda: notes(node)[-3:] == [["shutdown", "stop"], ["configure"], ["synchronize"]])
+        node.wait(lambda: recorded_calls(node)[-3:] == [["shutdown", "stop"], ["configure"], ["synchronize"]])
         slow.set()
         making.join(LIMIT_S)
     if listed:
-        node.wait(lambda: "ran" in reported(node))
+        node.wait(lambda: "ran" in recorded_names(node))
     with node.client() as client:
         client.create(made[0])
         client.start(made[0].container_id)
     (create,) = [call.request for call in node.runtime.calls if call.method == "CreateContainer"]
     assert "/besteffort/" in create.sandbox_config.linux.cgroup_parent
     expected = [["create", "web", "north", "be"], ["ran", "web", "north"]]
-    node.wait(lambda: sorted(notes(node)[-2:]) == expected)
+    node.wait(lambda: sorted(recorded_calls(node)[-2:]) == expected)

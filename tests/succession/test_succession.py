@@ -37,7 +37,7 @@ from proxy.succession.predecessor import Predecessor
 from proxy.succession.replacement import DaemonReplacement
 from proxy.succession.successor import Successor
 from proxy.upgrade.replacement import replace_daemon
-from tests.succession.conftest import LIMIT_S, Node
+from tests.succession.conftest import LIMIT_S, ProcessNode
 from tests.testkit.daemon import run, temporary_node
 from tests.testkit.waiting import until
 
@@ -54,7 +54,7 @@ def connects(path: Path) -> bool:
 # -- the processes ----------------------------------------------------------------------------------------
 
 
-def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: Node) -> None:
+def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: ProcessNode) -> None:
     slow = threading.Event()
     node.runtime.before("StopContainer", lambda request: slow.wait(LIMIT_S))
     with node.client() as client:
@@ -65,7 +65,7 @@ def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: Node) -> None:
         node.wait(lambda: any(call.method == "StopContainer" for call in node.runtime.calls))
         assert node.notified() == ["READY=1"]
         pid = replace_daemon(node.admin, LIMIT_S).pid
-        assert pid == node.holder() != node.popen.pid
+        assert pid == node.lock_holder() != node.popen.pid
         assert node.notified() == [f"MAINPID={pid}", "READY=1"], (
             "systemd has another main process, then it is ready"
         )
@@ -86,7 +86,7 @@ def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: Node) -> None:
         "a further replacement works too"
     )
     node.wait(lambda: not Path(f"/proc/{pid}").exists())
-    os.kill(node.holder(), signal.SIGTERM)
+    os.kill(node.lock_holder(), signal.SIGTERM)
     node.wait(lambda: not connects(node.directory / "cri.sock"))
     assert not (node.directory / "cri.sock").exists(), "the last process removes the socket"
 
@@ -96,7 +96,7 @@ def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: Node) -> None:
     [("mode: nonsense", "'nonsense'"), ("listen: unix:///run/other.sock", "which needs a restart")],
 )
 def test_a_daemon_whose_successor_does_not_start_continues_to_serve(
-    node: Node, configuration: str, reason: str
+    node: ProcessNode, configuration: str, reason: str
 ) -> None:
     node.file.write_text(
         node.file.read_text().replace(f"listen: unix://{node.directory}/cri.sock", "") + "\n" + configuration
@@ -108,21 +108,21 @@ def test_a_daemon_whose_successor_does_not_start_continues_to_serve(
             replace_daemon(node.admin, LIMIT_S)
     assert reason in node.log
     assert node.answers("ready") is True
-    assert node.holder() == node.popen.pid
+    assert node.lock_holder() == node.popen.pid
     with node.client() as client:
         assert client.version()
 
 
-def test_a_daemon_that_is_not_ready_has_still_replaced_its_predecessor(node: Node) -> None:
+def test_a_daemon_that_is_not_ready_has_still_replaced_its_predecessor(node: ProcessNode) -> None:
     node.runtime.stop()
     new = replace_daemon(node.admin, LIMIT_S, ready_s=1.0)
-    assert new.pid == node.holder() != node.popen.pid
+    assert new.pid == node.lock_holder() != node.popen.pid
     assert "runtime" in new.reason
     os.kill(new.pid, signal.SIGTERM)
     node.wait(lambda: not connects(node.directory / "cri.sock"))
 
 
-def test_a_stop_does_not_wait_for_the_calls_of_a_replaced_daemon(node: Node) -> None:
+def test_a_stop_does_not_wait_for_the_calls_of_a_replaced_daemon(node: ProcessNode) -> None:
     slow = threading.Event()
     node.runtime.before("StopContainer", lambda request: slow.wait(LIMIT_S))
     with node.client() as client:
@@ -146,7 +146,7 @@ def test_a_stop_does_not_wait_for_the_calls_of_a_replaced_daemon(node: Node) -> 
     assert failed
 
 
-def test_an_update_that_the_replaced_daemon_still_relays_delays_owners(node: Node) -> None:
+def test_an_update_that_the_replaced_daemon_still_relays_delays_owners(node: ProcessNode) -> None:
     """The runtime may execute it long after the successor has started, with the old CPUs."""
     node.configure("drainTimeout: 100ms\ncallTimeout: 1s")
     os.kill(node.popen.pid, signal.SIGHUP)

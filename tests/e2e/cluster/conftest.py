@@ -17,7 +17,7 @@ from daemon import DaemonProcess
 from joined_node import JoinedNode, container, kernel, pod_spec, until
 from real_kubelet import RealKubelet
 
-from tests.cluster.control_plane import ControlPlane, missing
+from tests.cluster.control_plane import ControlPlane, control_plane_skip_reason
 from tests.cluster.upstream_crds import crd
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """etcd, API server, scheduler and controllers, with the agent's permissions and CRDs."""
-    reason = missing("kube-scheduler", "kube-controller-manager", "kubelet")
+    reason = control_plane_skip_reason("kube-scheduler", "kube-controller-manager", "kubelet")
     if reason or CRIO:
         pytest.skip(reason or "on containerd only")
     plane = ControlPlane(tmp_path_factory.mktemp("plane"))

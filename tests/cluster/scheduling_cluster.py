@@ -16,7 +16,7 @@ CPUS = 31
 SIZES = (2, 3, 4, 4)
 
 
-class SchedulingBed:
+class SchedulingCluster:
     """The programs, and bursts of pods.
 
     Attributes:
@@ -29,7 +29,7 @@ class SchedulingBed:
         self.extender = extender
         self.fitting: set[int] = set()
 
-    def pods(self, part: float) -> list[int]:
+    def pod_sizes(self, part: float) -> list[int]:
         """Return sizes of pods that together request a part of all CPUs."""
         chance, sizes = random.Random(3), list[int]()
         while sum(sizes) < part * len(self.fleet.nodes) * CPUS:
@@ -60,7 +60,7 @@ class SchedulingBed:
 
 
 @contextmanager
-def scheduling_bed(directory: Path, nodes: int) -> Iterator[SchedulingBed]:
+def scheduling_cluster(directory: Path, nodes: int) -> Iterator[SchedulingCluster]:
     """Start all of it; both schedulers are ready for pods.
 
     Args:
@@ -80,4 +80,4 @@ def scheduling_bed(directory: Path, nodes: int) -> Iterator[SchedulingBed]:
         extender.start()
         plane.start_scheduler()
         plane.start_scheduler(**extender_config(extender))
-        yield SchedulingBed(plane, fleet, extender)
+        yield SchedulingCluster(plane, fleet, extender)

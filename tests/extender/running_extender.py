@@ -63,7 +63,7 @@ class ClusterApi(FakeApi):
         self.put(PODS, f"default/{raw['metadata']['name']}", **raw)
 
 
-class Bed:
+class RunningExtender:
     """A service that holds the lease and watches the API server."""
 
     def __init__(self, api: ClusterApi, strategy: Strategy = Strategy.FEWEST_NUMA_NODES) -> None:
