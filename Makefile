@@ -204,7 +204,7 @@ bench: venv ## compare with a direct connection and a plain proxy: BENCH_ARGS=".
 
 bench-beside: venv ## compare every call with another commit, in one run: BASE=commit BENCH_ARGS="..."
 	@[ -n "$(BASE)" ] || { echo "make bench-beside: name a commit or a directory: BASE=main" >&2; exit 2; }
-	@$(BIN)/python bench/beside.py "$(BASE)" $(BENCH_ARGS)
+	@$(BIN)/python bench/commit_comparison.py "$(BASE)" $(BENCH_ARGS)
 
 help-times: venv ## print how long --help of each command takes (bound 150 ms)
 	@$(BIN)/python -m bench.help_times

@@ -60,7 +60,7 @@ _FIRST = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _LAST = ((b"grpc-status", b"0"),)
 
 
-class Answers:
+class RuntimeAnswers:
     """Method and request body in, framed answer out."""
 
     def __init__(self, *, sandbox: bool = False) -> None:
@@ -98,10 +98,10 @@ class Answers:
         return message(pb.CreateContainerResponse(container_id=text).SerializeToString())
 
 
-class Peer:
+class PeerConnection:
     """One accepted connection."""
 
-    def __init__(self, sock: socket.socket, answers: Answers) -> None:
+    def __init__(self, sock: socket.socket, answers: RuntimeAnswers) -> None:
         self.sock = sock
         self.answers = answers
         self.outbox = Outbox()
@@ -226,9 +226,9 @@ class Peer:
 class Backend:
     """The listening socket and its connections."""
 
-    def __init__(self, path: str, answers: Answers | None = None) -> None:
+    def __init__(self, path: str, answers: RuntimeAnswers | None = None) -> None:
         self.selector = selectors.DefaultSelector()
-        self.answers = answers if answers is not None else Answers()
+        self.answers = answers if answers is not None else RuntimeAnswers()
         self.server = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(FileNotFoundError):
             Path(path).unlink()
@@ -249,11 +249,11 @@ class Backend:
         sock, _ = self.server.accept()
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        peer = Peer(sock, self.answers)
+        peer = PeerConnection(sock, self.answers)
         self.selector.register(sock, selectors.EVENT_READ, peer)
         self._serve(peer, 0)
 
-    def _serve(self, peer: Peer, events: int) -> None:
+    def _serve(self, peer: PeerConnection, events: int) -> None:
         try:
             if events & selectors.EVENT_READ:
                 self._read(peer)
@@ -267,13 +267,13 @@ class Backend:
             peer.sock.close()
 
     @staticmethod
-    def _read(peer: Peer) -> None:
+    def _read(peer: PeerConnection) -> None:
         data = peer.sock.recv(262_144)
         if not data:
             raise ConnectionResetError
         peer.feed(data)
 
-    def _write(self, peer: Peer) -> None:
+    def _write(self, peer: PeerConnection) -> None:
         had = bool(peer.pending)
         peer.inflow.grant()
         while peer.pending or peer.outbox.out:
@@ -293,7 +293,7 @@ def main() -> None:
     options.add_argument("--listen", required=True, metavar="SOCKET")
     options.add_argument("--sandbox", action="store_true", help="list the sandbox of creates")
     chosen = options.parse_args()
-    backend = Backend(chosen.listen, Answers(sandbox=chosen.sandbox))
+    backend = Backend(chosen.listen, RuntimeAnswers(sandbox=chosen.sandbox))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     backend.run()
 

@@ -21,8 +21,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crash import Found, progress, watched
-from faulty_node import KINDS, Node, node
+from crash import CrashResult, overlaps_checked, progress
+from faulty_node import KINDS, FaultyNode, new_node
 from procs import BenchError
 from table import render
 
@@ -30,10 +30,10 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import CallRefused, CriClient
 from proxy.model.errors import RuntimeCallError, TopoproxyError
 
-CALLS, HANDS, REPORT_EVERY = 20_000, 8, 2000
+CALLS, CLIENTS, REPORT_EVERY = 20_000, 8, 2000
 RUNTIME_FAILS, WRITES_FAIL = 0.05, 0.02
 GROWTH_MB, LEDGER_KB = 5.0, 1024
-LIMITS = {
+SIZE_LIMITS = {
     "proxy.executor.decision_history.DecisionHistory._removed": 500,
     "proxy.executor.decision_history.DecisionHistory._named": 500,
     "proxy.telemetry.port.Problems._known": 100,
@@ -46,7 +46,7 @@ LIMITS = {
     "proxy.relay.streams.Streams.dead": 1024,  # refused calls of a connection that is still open
 }
 """The objects that may grow while containers come and go, and their limits."""
-SOME = 64
+SIZE_TOLERANCE = 64
 """All other objects of the daemon may differ by this much, because some calls are always in flight."""
 COUNTED = ("CreateContainer", "UpdateContainerResources", "RemoveContainer")
 
@@ -58,7 +58,7 @@ class Churn:
     calls: Counter[str] = field(default_factory=Counter)
     memory: list[float] = field(default_factory=list)
     ledger: list[int] = field(default_factory=list)
-    held: list[dict[str, int]] = field(default_factory=list)
+    object_sizes: list[dict[str, int]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -70,12 +70,12 @@ class Churn:
         return bool(self.wrong) or self.growth >= GROWTH_MB or max(self.ledger) >= LEDGER_KB * 1024
 
 
-class Hand(threading.Thread):
+class ChurnClient(threading.Thread):
     """A client with its own pods, one after the other."""
 
-    def __init__(self, one: Node, number: int, share: int, churn: Churn) -> None:
+    def __init__(self, node: FaultyNode, number: int, share: int, churn: Churn) -> None:
         super().__init__()
-        self.one = one
+        self.node = node
         self.dice = random.Random(number)
         self.left = share
         self.churn = churn
@@ -90,7 +90,7 @@ class Hand(threading.Thread):
             self.error = error
 
     def client(self) -> CriClient:
-        return CriClient(str(self.one.socket))
+        return CriClient(str(self.node.socket))
 
     def count(self, what: str) -> None:
         self.left -= 1
@@ -101,7 +101,7 @@ class Hand(threading.Thread):
     def pod(self, client: CriClient) -> None:
         """A pod's life: some containers, one after the other."""
         with contextlib.suppress(RuntimeCallError):
-            pod_id = self.one.pod(client, self.dice.choice(KINDS))
+            pod_id = self.node.pod(client, self.dice.choice(KINDS))
             for attempt in range(self.dice.randint(1, 3)):
                 with contextlib.suppress(RuntimeCallError):
                     self.container(client, pod_id, attempt)
@@ -109,7 +109,7 @@ class Hand(threading.Thread):
 
     def container(self, client: CriClient, pod_id: str, attempt: int) -> None:
         self.count("create")
-        container_id = self.one.create(client, pod_id, attempt)
+        container_id = self.node.create(client, pod_id, attempt)
         with contextlib.suppress(RuntimeCallError):
             client.start(container_id)
             for _ in range(self.dice.randint(0, 2)):
@@ -122,9 +122,9 @@ class Hand(threading.Thread):
                 return
 
 
-def memory_mb(one: Node) -> float:
-    assert one.popen is not None
-    for line in Path(f"/proc/{one.popen.pid}/status").read_text().splitlines():
+def memory_mb(node: FaultyNode) -> float:
+    assert node.popen is not None
+    for line in Path(f"/proc/{node.popen.pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024 / 1e6
     raise BenchError("cannot read the memory of the daemon")
@@ -132,8 +132,8 @@ def memory_mb(one: Node) -> float:
 
 def measure(calls: int = CALLS) -> Churn:
     """Make this many calls."""
-    churn, found = Churn(), Found()
-    with tempfile.TemporaryDirectory(prefix="ch") as directory, node(Path(directory)) as one:
+    churn, found = Churn(), CrashResult()
+    with tempfile.TemporaryDirectory(prefix="ch") as directory, new_node(Path(directory)) as node:
         dice, lock = random.Random(7), threading.Lock()
 
         def fail(_: object) -> None:
@@ -145,42 +145,44 @@ def measure(calls: int = CALLS) -> Churn:
                 raise CallRefused(grpc.StatusCode.UNKNOWN, "failed to do it: no reason is known")
 
         for method in (*COUNTED, "StartContainer"):
-            one.runtime.before(method, fail)
-        one.start(writes=WRITES_FAIL)
-        with watched(one, found):
+            node.runtime.before(method, fail)
+        node.start(writes=WRITES_FAIL)
+        with overlaps_checked(node, found):
             for share in (calls // 10, calls - calls // 10):
-                hands = [Hand(one, share + number, share // HANDS, churn) for number in range(HANDS)]
-                for hand in hands:
-                    hand.start()
-                for hand in hands:
-                    hand.join()
-                churn.wrong += [repr(hand.error) for hand in hands if hand.error is not None]
-                clear(one)
-                churn.wrong += one.settled(30)
-                churn.memory.append(memory_mb(one))
-                churn.held.append(one.sizes())
-                churn.ledger.append((one.directory / "state/ledger.jsonl").stat().st_size)
-                with one.runtime._lock:
-                    one.runtime._calls.clear()
-        churn.wrong += [*found.overlaps, *kept(*churn.held)]
-        page = one.status() or {}
+                clients = [
+                    ChurnClient(node, share + number, share // CLIENTS, churn) for number in range(CLIENTS)
+                ]
+                for client in clients:
+                    client.start()
+                for client in clients:
+                    client.join()
+                churn.wrong += [repr(client.error) for client in clients if client.error is not None]
+                end_remaining_pods(node)
+                churn.wrong += node.wait_until_settled(30)
+                churn.memory.append(memory_mb(node))
+                churn.object_sizes.append(node.sizes())
+                churn.ledger.append((node.directory / "state/ledger.jsonl").stat().st_size)
+                with node.runtime._lock:
+                    node.runtime._calls.clear()
+        churn.wrong += [*found.overlaps, *leaks(*churn.object_sizes)]
+        page = node.status() or {}
         churn.wrong += [f"internal errors: {n}" for n in [page["counters"].get("internal_errors")] if n]
     return churn
 
 
-def kept(before: dict[str, int], after: dict[str, int]) -> list[str]:
+def leaks(before: dict[str, int], after: dict[str, int]) -> list[str]:
     """Name the objects that the daemon keeps for containers that are gone."""
     return [
         f"{what} holds {count}, after a tenth of the calls {before.get(what, 0)}"
         for what, count in after.items()
-        if count > LIMITS.get(what, before.get(what, 0) + SOME)
+        if count > SIZE_LIMITS.get(what, before.get(what, 0) + SIZE_TOLERANCE)
     ]
 
 
-def clear(one: Node) -> None:
+def end_remaining_pods(node: FaultyNode) -> None:
     """End the pods that still exist because their end was refused."""
-    with CriClient(str(one.socket)) as client:
-        for pod_id in list(one.runtime.pods):
+    with CriClient(str(node.socket)) as client:
+        for pod_id in list(node.runtime.pods):
             with contextlib.suppress(TopoproxyError):
                 client.end_pod(pod_id)
 
@@ -191,7 +193,7 @@ HEAD = ("churn", "creates", "updates", "removals", "broken", "memory", "growth",
 def rows(churn: Churn) -> list[list[str]]:
     return [
         [
-            f"{HANDS} at once, runtime fails {RUNTIME_FAILS:.0%}, writes {WRITES_FAIL:.0%}",
+            f"{CLIENTS} at once, runtime fails {RUNTIME_FAILS:.0%}, writes {WRITES_FAIL:.0%}",
             *(str(churn.calls[what]) for what in ("create", "update", "remove")),
             str(len(churn.wrong)),
             f"{churn.memory[-1]:.1f} MB",

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from faulty import MOVE_SHARES
-from faulty_node import KINDS, Node, node
+from faulty_node import KINDS, FaultyNode, new_node
 from procs import BenchError
 from table import number, render
 
@@ -39,50 +39,50 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import CriClient
 from proxy.model.errors import TopoproxyError, UnavailableError
 
-BAR_S = 1.0
-HANDS = 4
-MOVED_S = 30.0
+READY_BAR_S = 1.0
+CLIENTS = 4
+MOVE_LIMIT_S = 30.0
 """How long the move of an owner may take, with the update of the runtime."""
-CALM = 10
+SETTLE_EVERY = 10
 """After this many moments the run waits until each container is where it belongs."""
 LS, LSE, WHOLE = KINDS[0], KINDS[3], KINDS[5]
 
 
 @dataclass
-class Found:
+class CrashResult:
     """The results.
 
     Attributes:
         kills: How often the daemon was killed.
         overlaps, lost, astray: Messages about violations.
-        ready: Seconds until calls were decided again, one for each start.
+        ready_s: Seconds until calls were decided again, one for each start.
     """
 
     kills: int = 0
     overlaps: set[str] = field(default_factory=set)
     lost: list[str] = field(default_factory=list)
     astray: list[str] = field(default_factory=list)
-    ready: list[float] = field(default_factory=list)
+    ready_s: list[float] = field(default_factory=list)
 
     @property
     def broken(self) -> bool:
         return bool(self.overlaps or self.lost or self.astray)
 
-    def add(self, other: Found) -> None:
+    def add(self, other: CrashResult) -> None:
         """Add the results of another node."""
         self.kills += other.kills
         self.overlaps |= other.overlaps
         self.lost += other.lost
         self.astray += other.astray
-        self.ready += other.ready
+        self.ready_s += other.ready_s
 
     def __str__(self) -> str:
-        late = sorted(self.ready)
+        late = sorted(self.ready_s)
         times = f", ready p50 {late[len(late) // 2]:.2f} s, max {late[-1]:.2f} s" if late else ""
         return f"{len(self.overlaps)} overlaps, {len(self.lost)} lost, {len(self.astray)} astray{times}"
 
     def row(self, what: str) -> list[str]:
-        late = sorted(self.ready)
+        late = sorted(self.ready_s)
         none = sum("no CPUs" in message for message in self.overlaps)
         return [
             what,
@@ -100,14 +100,14 @@ HEAD = ("killed", "times", "overlaps", "lost owners", "without CPUs", "astray", 
 
 
 @contextlib.contextmanager
-def watched(one: Node, found: Found) -> Iterator[None]:
+def overlaps_checked(node: FaultyNode, found: CrashResult) -> Iterator[None]:
     """Check for overlaps continuously within the block."""
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(0.004):
             with contextlib.suppress(TopoproxyError):  # a group that disappears while it is read
-                found.overlaps.update(one.overlaps())
+                found.overlaps.update(node.overlaps())
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -118,100 +118,100 @@ def watched(one: Node, found: Found) -> Iterator[None]:
         thread.join()
 
 
-def again(one: Node, found: Found) -> None:
+def restart_daemon(node: FaultyNode, found: CrashResult) -> None:
     """Start the next daemon, and record the owners that it does not know."""
-    found.ready.append(one.start())
-    found.lost += one.lost()
+    found.ready_s.append(node.start())
+    found.lost += node.lost_owners()
 
 
 # -- steps ------------------------------------------------------------------------------------------------
 
 
-def scenario(one: Node, client: CriClient, shared: str) -> None:
+def scenario(node: FaultyNode, client: CriClient, shared: str) -> None:
     """A day with all relevant events: owners with named and with chosen CPUs arrive, one moves, one ends."""
-    pod = one.pod(client, LSE)
-    named = one.create(client, pod, 0)
+    pod = node.pod(client, LSE)
+    named = node.create(client, pod, 0)
     client.start(named)
     client.update(shared, pb.LinuxContainerResources(cpuset_cpus="0-15", cpu_shares=100))
-    other = one.pod(client, WHOLE)
-    moving = one.create(client, other, 0)
+    other = node.pod(client, WHOLE)
+    moving = node.create(client, other, 0)
     client.start(moving)
-    move(one, client, moving)
+    move(node, client, moving)
     client.stop(named)
     client.remove(named)
     client.end_pod(pod)
     client.end_pod(other)
 
 
-def move(one: Node, client: CriClient, container_id: str) -> None:
+def move(node: FaultyNode, client: CriClient, container_id: str) -> None:
     """Move an owner to other CPUs, and wait until it runs there and the runtime has the new set."""
-    record = one.runtime.containers[container_id]
-    before = one.cgroups.read(record.cgroup).cpus
-    one.moved.add(container_id)
+    record = node.runtime.containers[container_id]
+    before = node.cgroups.read(record.cgroup).cpus
+    node.moved.add(container_id)
     client.update(container_id, pb.LinuxContainerResources(cpu_shares=MOVE_SHARES))
-    end = time.monotonic() + MOVED_S
-    while one.alive and time.monotonic() < end:
-        on = one.cgroups.read(record.cgroup).cpus
+    end = time.monotonic() + MOVE_LIMIT_S
+    while node.alive and time.monotonic() < end:
+        on = node.cgroups.read(record.cgroup).cpus
         if on != before and record.resources.cpuset_cpus == str(on):
             return
         time.sleep(0.01)
-    if one.alive:
-        raise BenchError(f"cannot move a container: {one.log()}")
+    if node.alive:
+        raise BenchError(f"cannot move a container: {node.log()}")
     raise UnavailableError("the daemon has ended")
 
 
-def order(one: Node, **faults: object) -> None:
+def set_faults(node: FaultyNode, **faults: object) -> None:
     """Set the faults that the daemon meets from the next call on."""
-    new = one.directory / "orders.new"
-    new.write_text(json.dumps(faults | {"number": next(one.numbers)}))
-    new.replace(one.directory / "orders")
+    new = node.directory / "orders.new"
+    new.write_text(json.dumps(faults | {"number": next(node.numbers)}))
+    new.replace(node.directory / "orders")
 
 
-def at_step(one: Node, found: Found, step: int) -> bool:
+def kill_at_step(node: FaultyNode, found: CrashResult, step: int) -> bool:
     """Run a scenario up to a step; return False if it has no such step."""
-    order(one, kill_at=step)
-    shared = next(i for i, r in one.runtime.containers.items() if r.state == pb.CONTAINER_RUNNING)
-    with CriClient(str(one.socket), timeout=10) as client:
+    set_faults(node, kill_at=step)
+    shared = next(i for i, r in node.runtime.containers.items() if r.state == pb.CONTAINER_RUNNING)
+    with CriClient(str(node.socket), timeout=10) as client:
         try:
-            scenario(one, client, shared)
+            scenario(node, client, shared)
         except UnavailableError:
-            one.until(lambda: not one.alive, 10, f"the end at step {step}")
+            node.wait_until(lambda: not node.alive, 10, f"the end at step {step}")
         else:
             return False
         finally:
-            order(one, kill_at=0)
+            set_faults(node, kill_at=0)
     found.kills += 1
-    again(one, found)
-    found.astray += [f"step {step}: {what}" for what in one.settled()]
-    with CriClient(str(one.socket)) as client:
-        for pod in list(one.runtime.pods.values()):
+    restart_daemon(node, found)
+    found.astray += [f"step {step}: {what}" for what in node.wait_until_settled()]
+    with CriClient(str(node.socket)) as client:
+        for pod in list(node.runtime.pods.values()):
             if pod.config.metadata.name.startswith((f"{LSE.name}-", f"{WHOLE.name}-")):
                 client.end_pod(pod.id)
-    found.astray += [f"after step {step}: {what}" for what in one.settled()]
+    found.astray += [f"after step {step}: {what}" for what in node.wait_until_settled()]
     return True
 
 
-def steps(every: int = 1, part: int = 0, parts: int = 1) -> tuple[Found, list[str]]:
+def steps(every: int = 1, part: int = 0, parts: int = 1) -> tuple[CrashResult, list[str]]:
     """Kill the daemon at each step of the scenario, or at some; the next daemon runs the next day."""
-    found = Found()
-    with tempfile.TemporaryDirectory(prefix="cr") as directory, node(Path(directory)) as one:
-        one.faults = {"orders": str(one.directory / "orders")}
-        one.start()
-        with CriClient(str(one.socket)) as client:
+    found = CrashResult()
+    with tempfile.TemporaryDirectory(prefix="cr") as directory, new_node(Path(directory)) as node:
+        node.faults = {"orders": str(node.directory / "orders")}
+        node.start()
+        with CriClient(str(node.socket)) as client:
             for kind in (KINDS[0], KINDS[1], KINDS[2]):
-                client.start(one.create(client, one.pod(client, kind), 0))
-            trace = one.directory / "steps"
-            order(one, kill_at=0, steps=str(trace))
-            with watched(one, found):
-                shared = next(iter(one.runtime.containers))
-                scenario(one, client, shared)
+                client.start(node.create(client, node.pod(client, kind), 0))
+            trace = node.directory / "steps"
+            set_faults(node, kill_at=0, steps=str(trace))
+            with overlaps_checked(node, found):
+                shared = next(iter(node.runtime.containers))
+                scenario(node, client, shared)
         names = trace.read_text().splitlines()
-        again(one, found)
-        with watched(one, found):
+        restart_daemon(node, found)
+        with overlaps_checked(node, found):
             mine = range(1 + part * every, len(names) + 1, every * parts)
             for done, step in enumerate(mine, 1):
-                at_step(one, found, step)
-                if done % CALM == 0 or step == mine[-1]:
+                kill_at_step(node, found, step)
+                if done % SETTLE_EVERY == 0 or step == mine[-1]:
                     progress(f"step {step} of {len(names)}, {names[step - 1]}: {found}")
     return found, names
 
@@ -219,37 +219,39 @@ def steps(every: int = 1, part: int = 0, parts: int = 1) -> tuple[Found, list[st
 # -- moments ----------------------------------------------------------------------------------------------
 
 
-def hand(one: Node, seed: int, over: threading.Event) -> None:
+def make_changes(node: FaultyNode, seed: int, over: threading.Event) -> None:
     """A client that makes one change after the other to some pods, until the daemon is gone."""
     dice = random.Random(seed)
-    with CriClient(str(one.socket), timeout=10) as client:
+    with CriClient(str(node.socket), timeout=10) as client:
         while not over.is_set():
             try:
-                act(one, client, dice, seed % HANDS)
+                make_change(node, client, dice, seed % CLIENTS)
             except UnavailableError:
                 return
             except (TopoproxyError, KeyError):
                 continue  # the call was refused, or the pod is another client's
 
 
-def act(one: Node, client: CriClient, dice: random.Random, mine: int) -> None:
+def make_change(node: FaultyNode, client: CriClient, dice: random.Random, client_number: int) -> None:
     """Make one change. Each client has its own pods, as kubelet has one worker for each pod."""
     pods = [
-        p for p in one.runtime.pods.values() if int(p.config.metadata.name.rpartition("-")[2]) % HANDS == mine
+        p
+        for p in node.runtime.pods.values()
+        if int(p.config.metadata.name.rpartition("-")[2]) % CLIENTS == client_number
     ]
     if len(pods) < 2 or (len(pods) < 4 and dice.random() < 0.2):
-        one.pod(client, dice.choice(KINDS))
+        node.pod(client, dice.choice(KINDS))
         return
     pod = dice.choice(pods)
     if dice.random() < 0.1:
         client.end_pod(pod.id)
         return
-    inside = [r for r in one.runtime.containers.values() if r.pod_id == pod.id]
+    inside = [r for r in node.runtime.containers.values() if r.pod_id == pod.id]
     live = [r for r in inside if r.state != pb.CONTAINER_EXITED]
     if not live:
         for old in inside:
             client.remove(old.id)
-        one.create(client, pod.id, dice.randrange(10**6))
+        node.create(client, pod.id, dice.randrange(10**6))
         return
     record = dice.choice(live)
     if record.state == pb.CONTAINER_CREATED:
@@ -260,31 +262,32 @@ def act(one: Node, client: CriClient, dice: random.Random, mine: int) -> None:
         client.stop(record.id)
 
 
-def moments(count: int, seed: int = 1) -> Found:
+def moments(count: int, seed: int = 1) -> CrashResult:
     """Kill the daemon at random moments under churn."""
-    dice, found = random.Random(seed), Found()
-    with tempfile.TemporaryDirectory(prefix="cr") as directory, node(Path(directory)) as one:
+    dice, found = random.Random(seed), CrashResult()
+    with tempfile.TemporaryDirectory(prefix="cr") as directory, new_node(Path(directory)) as node:
         slow = random.Random(seed)
         for method in ("CreateContainer", "StartContainer", "UpdateContainerResources"):
-            one.runtime.before(method, lambda _: time.sleep(slow.choice((0, 0, 0.005, 0.03))))
-        with watched(one, found):
-            again(one, found)
+            node.runtime.before(method, lambda _: time.sleep(slow.choice((0, 0, 0.005, 0.03))))
+        with overlaps_checked(node, found):
+            restart_daemon(node, found)
             for turn in range(count):
                 over = threading.Event()
-                hands = [
-                    threading.Thread(target=hand, args=(one, turn * HANDS + i, over)) for i in range(HANDS)
+                clients = [
+                    threading.Thread(target=make_changes, args=(node, turn * CLIENTS + i, over))
+                    for i in range(CLIENTS)
                 ]
-                for thread in hands:
+                for thread in clients:
                     thread.start()
                 time.sleep(dice.uniform(0.01, 0.4))
-                one.kill()
+                node.kill()
                 over.set()
-                for thread in hands:
+                for thread in clients:
                     thread.join()
                 found.kills += 1
-                again(one, found)
-                if turn % CALM == CALM - 1 or turn == count - 1:
-                    found.astray += one.settled()
+                restart_daemon(node, found)
+                if turn % SETTLE_EVERY == SETTLE_EVERY - 1 or turn == count - 1:
+                    found.astray += node.wait_until_settled()
                     progress(f"moment {turn + 1} of {count}: {found}")
     return found
 
@@ -296,13 +299,13 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def steps_part(job: tuple[int, int, int]) -> tuple[Found, int]:
+def steps_part(job: tuple[int, int, int]) -> tuple[CrashResult, int]:
     """Make one node's share of the steps."""
     found, names = steps(*job)
     return found, len(names)
 
 
-def moments_part(job: tuple[int, int]) -> Found:
+def moments_part(job: tuple[int, int]) -> CrashResult:
     """Make one node's share of the moments."""
     return moments(*job)
 
@@ -319,19 +322,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="nodes at the same time")
     chosen = parser.parse_args()
-    jobs, rows, every, begun = max(1, chosen.jobs), [], list[Found](), time.monotonic()
+    jobs, rows, every, begun = max(1, chosen.jobs), [], list[CrashResult](), time.monotonic()
     # A fork of a process in which gRPC runs hangs; and threads of one node must not affect another node.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         if chosen.steps or chosen.moments is None:
-            found, count = Found(), 0
-            for one, names in pool.map(steps_part, [(chosen.every, part, jobs) for part in range(jobs)]):
-                found.add(one)
+            found, count = CrashResult(), 0
+            for part_found, names in pool.map(
+                steps_part, [(chosen.every, part, jobs) for part in range(jobs)]
+            ):
+                found.add(part_found)
                 count = max(count, names)
             every.append(found)
             what = f"at each of {count} steps" + (f", every {chosen.every}." * (chosen.every > 1))
             rows.append(found.row(what))
         if chosen.moments or (chosen.moments is None and not chosen.steps):
-            found, count = Found(), chosen.moments or 500
+            found, count = CrashResult(), chosen.moments or 500
             shares = [(count + part) // jobs for part in range(jobs)]
             for other in pool.map(
                 moments_part, [(n, chosen.seed + at * 1000) for at, n in enumerate(shares) if n]
@@ -341,11 +346,11 @@ def main() -> int:
             rows.append(found.row("at random moments"))
     print(render(HEAD, rows))
     took = time.monotonic() - begun
-    print(f"\nBars: 0 of all, ready within {BAR_S:g} s. {jobs} nodes at a time, {took:.0f} s in all.")
+    print(f"\nBars: 0 of all, ready within {READY_BAR_S:g} s. {jobs} nodes at a time, {took:.0f} s in all.")
     for found in every:
         for message in (*sorted(found.overlaps), *found.lost, *found.astray):
             print(f"  {message}")
-    slow = any(sorted(found.ready)[len(found.ready) // 2] > BAR_S for found in every)
+    slow = any(sorted(found.ready_s)[len(found.ready_s) // 2] > READY_BAR_S for found in every)
     return int(slow or any(found.broken for found in every))
 
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import grpc
 from crash import progress
-from faulty_node import Node, node
+from faulty_node import FaultyNode, new_node
 from procs import BenchError, environment
 from table import number, render
 
@@ -41,7 +41,7 @@ from proxy.model.errors import RuntimeCallError, TopoproxyError
 from proxy.model.workload import KubeQos
 from tests.testkit.device_plugin import PlayedPlugin, allocated, device
 
-CALLS, HANDS, TIMEOUT_S = 10_000, 8, 0.5
+CALLS, CLIENTS, TIMEOUT_S = 10_000, 8, 0.5
 DEVICES = 16
 """The devices of each plugin, on two NUMA nodes."""
 HUNG_S = 10.0
@@ -73,8 +73,8 @@ def plugin(directory: Path, kind: str, seed: int) -> None:
         if kind == "crashes":
             os._exit(1)
         if kind == "lies":
-            one = deviceplugin_pb2.ContainerAllocateResponse()
-            responses = [one] * dice.choice((0, 2))
+            response = deviceplugin_pb2.ContainerAllocateResponse()
+            responses = [response] * dice.choice((0, 2))
             wrong = deviceplugin_pb2.AllocateResponse(container_responses=responses)
             return dice.choice((wrong, b"\xff", allocated("x" * 300_000)))
         return allocated(*ids)
@@ -122,7 +122,7 @@ class PluginProcesses:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._stop = threading.Event()
         self.deaths = 0
-        self._keeper = threading.Thread(target=self._keep)
+        self._keeper = threading.Thread(target=self._restart_and_stop)
 
     def __enter__(self) -> PluginProcesses:
         self._keeper.start()
@@ -140,7 +140,7 @@ class PluginProcesses:
         self._stop.set()
         self._keeper.join()
 
-    def _keep(self) -> None:
+    def _restart_and_stop(self) -> None:
         dice, seed = random.Random(5), 0
         while not self._stop.wait(0.2):
             for kind in KINDS:
@@ -202,17 +202,17 @@ class DeviceChaos:
 
     Attributes:
         took: Seconds of each create, by whether its container was created.
-        given: Devices that containers got, by kind of plugin.
-        causes: Refused creates, by kind of plugin.
-        bare: Containers that were created without the devices that they requested.
+        devices_given: Devices that containers got, by kind of plugin.
+        refusals: Refused creates, by kind of plugin.
+        without_devices: Containers that were created without the devices that they requested.
         wrong: Messages about violations.
         deaths: Plugins that have died.
     """
 
     took: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-    given: Counter[str] = field(default_factory=Counter)
-    causes: Counter[str] = field(default_factory=Counter)
-    bare: int = 0
+    devices_given: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    without_devices: int = 0
     wrong: list[str] = field(default_factory=list)
     deaths: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -227,19 +227,19 @@ class DeviceChaos:
         return sum(seconds > HUNG_S for each in self.took.values() for seconds in each)
 
 
-class DeviceHand(threading.Thread):
+class DeviceClient(threading.Thread):
     """A client: pods with devices, some of them at a time."""
 
-    def __init__(self, one: Node, api: PodsApi, chaos: DeviceChaos, number: int, calls: int) -> None:
+    def __init__(self, node: FaultyNode, api: PodsApi, chaos: DeviceChaos, number: int, calls: int) -> None:
         super().__init__()
-        self.one, self.api, self.chaos = one, api, chaos
+        self.node, self.api, self.chaos = node, api, chaos
         self.dice = random.Random(number)
         self.number, self.left = number, calls
         self.pods: list[Started] = []
 
     def run(self) -> None:
         try:
-            with CriClient(str(self.one.socket), timeout=2 * HUNG_S) as client:
+            with CriClient(str(self.node.socket), timeout=2 * HUNG_S) as client:
                 while self.left > 0:
                     self.create(client)
                     while len(self.pods) > self.dice.randint(0, 4):
@@ -264,34 +264,34 @@ class DeviceHand(threading.Thread):
         try:
             client.create(pod)
         except TopoproxyError as error:
-            self.took(begun, created=False)
+            self.record_duration(begun, created=False)
             with self.chaos.lock:
-                self.chaos.causes[kind if isinstance(error, RuntimeCallError) else "daemon"] += 1
+                self.chaos.refusals[kind if isinstance(error, RuntimeCallError) else "daemon"] += 1
         else:
-            self.took(begun, created=True)
+            self.record_duration(begun, created=True)
             self.check_devices(pod, kind, count)
         self.pods.append(pod)
 
-    def took(self, begun: float, *, created: bool) -> None:
+    def record_duration(self, begun: float, *, created: bool) -> None:
         with self.chaos.lock:
-            self.chaos.took[created].append(time.monotonic() - begun)
+            self.chaos.record_duration[created].append(time.monotonic() - begun)
             if self.chaos.calls % 1000 == 0:
                 progress(f"{self.chaos.calls} creates")
 
     def check_devices(self, pod: Started, kind: str, count: int) -> None:
         """Look up the devices of a container at the runtime, and check whether another container has them."""
-        config = self.one.runtime.containers[pod.container_id].config
+        config = self.node.runtime.containers[pod.container_id].config
         files = [entry.host_path.removeprefix("/dev/") for entry in config.devices]
         with self.chaos.lock:
             if not files:
-                self.chaos.bare += 1
+                self.chaos.without_devices += 1
             elif len(set(files)) != count or not all(name.startswith(f"{kind}-") for name in files):
                 self.chaos.wrong.append(f"{pod.spec.name} requested {count} {kind}, and has {files}")
             for name in files:
                 holder = self.chaos.holders.setdefault(name, pod.pod_id)
                 if holder != pod.pod_id:
                     self.chaos.wrong.append(f"{name} is given to {pod.spec.name}, and another pod has it")
-            self.chaos.given[kind] += len(files)
+            self.chaos.devices_given[kind] += len(files)
 
     def end(self, client: CriClient, pod: Started) -> None:
         with self.chaos.lock:
@@ -302,7 +302,7 @@ class DeviceHand(threading.Thread):
             try:
                 client.end_pod(pod)
                 with contextlib.suppress(OSError):  # as kubelet does; the kernel's rules cost time for each
-                    self.one.cgroups.rmdir(pod.config.linux.cgroup_parent.strip("/"))
+                    self.node.cgroups.rmdir(pod.config.linux.cgroup_parent.strip("/"))
                 break
             except TopoproxyError:
                 time.sleep(0.2)
@@ -314,10 +314,10 @@ class DeviceHand(threading.Thread):
 
 
 @contextlib.contextmanager
-def prepared(base: Path) -> Iterator[tuple[Node, PodsApi, Path]]:
+def node_with_pods_api(base: Path) -> Iterator[tuple[FaultyNode, PodsApi, Path]]:
     """Set up a node with a pods API and a directory for device plugins."""
     directory = base / "plugins"
-    with node(base) as one:
+    with new_node(base) as node:
         file = base / "config.yaml"
         config = json.loads(file.read_text())
         # This process serves the API, and runs the clients and the stand-in runtime too.
@@ -330,47 +330,53 @@ def prepared(base: Path) -> Iterator[tuple[Node, PodsApi, Path]]:
         file.write_text(json.dumps(config))
         api = PodsApi(base / "pods.sock")
         try:
-            yield one, api, directory
+            yield node, api, directory
         finally:
             api.stop()
 
 
-def registered(one: Node, *states: str) -> set[str]:
+def registered(node: FaultyNode, *states: str) -> set[str]:
     """Name the resources whose plugins are in one of these states; in any state if none is named."""
-    listed = ((one.status() or {}).get("devicePlugins") or {}).get("resources", [])
+    listed = ((node.status() or {}).get("devicePlugins") or {}).get("resources", [])
     return {row["resource"] for row in listed if not states or row["state"] in states}
 
 
 def measure(calls: int = CALLS, *, restart: bool = True) -> DeviceChaos:
     """Create this many containers."""
     chaos = DeviceChaos()
-    with tempfile.TemporaryDirectory(prefix="dc") as name, prepared(Path(name)) as (one, api, directory):
-        one.start()
+    with (
+        tempfile.TemporaryDirectory(prefix="dc") as name,
+        node_with_pods_api(Path(name)) as (node, api, directory),
+    ):
+        node.start()
         with PluginProcesses(directory) as plugins:
-            one.until(lambda: len(registered(one)) == len(KINDS), 60, "the device plugins")
+            node.wait_until(lambda: len(registered(node)) == len(KINDS), 60, "the device plugins")
             shares = (calls // 2, calls - calls // 2) if restart else (calls,)
             for part, share in enumerate(shares):
-                hands = [DeviceHand(one, api, chaos, part * HANDS + n, share // HANDS) for n in range(HANDS)]
-                for hand in hands:
-                    hand.start()
+                clients = [
+                    DeviceClient(node, api, chaos, part * CLIENTS + n, share // CLIENTS)
+                    for n in range(CLIENTS)
+                ]
+                for client in clients:
+                    client.start()
                 if part:
                     time.sleep(0.5)
-                    one.start()  # kills the former daemon, with calls in flight
-                for hand in hands:
-                    hand.join()
+                    node.start()  # kills the former daemon, with calls in flight
+                for client in clients:
+                    client.join()
             plugins.calm()
             chaos.deaths = plugins.deaths
-            check_no_device_is_lost(one, api, chaos)
-        page = one.status() or {}
+            check_no_device_is_lost(node, api, chaos)
+        page = node.status() or {}
         chaos.wrong += [f"internal errors: {n}" for n in [page["counters"].get("internal_errors")] if n]
         chaos.wrong += page["violations"]
     return chaos
 
 
-def check_no_device_is_lost(one: Node, api: PodsApi, chaos: DeviceChaos) -> None:
+def check_no_device_is_lost(node: FaultyNode, api: PodsApi, chaos: DeviceChaos) -> None:
     """Check that one pod can get all devices of the correct plugin: none is lost."""
-    one.until(lambda: resource_of("honest") in registered(one, "serving"), 60, "the honest plugin")
-    with CriClient(str(one.socket)) as client:
+    node.wait_until(lambda: resource_of("honest") in registered(node, "serving"), 60, "the honest plugin")
+    with CriClient(str(node.socket)) as client:
         pod = client.run_pod(DemoPod("all"))
         api.requests[pod.config.metadata.uid] = ("all", resource_of("honest"), DEVICES)
         try:
@@ -378,7 +384,7 @@ def check_no_device_is_lost(one: Node, api: PodsApi, chaos: DeviceChaos) -> None
         except TopoproxyError as error:
             chaos.wrong.append(f"devices are lost: {error}")
             return
-        has = len(one.runtime.containers[pod.container_id].config.devices)
+        has = len(node.runtime.containers[pod.container_id].config.devices)
         if has != DEVICES:
             chaos.wrong.append(f"a pod that requested {DEVICES} devices has {has}")
 
@@ -390,7 +396,7 @@ def rows(chaos: DeviceChaos) -> list[list[str]]:
     took = sorted(chaos.took[True] + chaos.took[False])
     return [
         [
-            f"{len(KINDS)} plugins, {chaos.deaths} deaths, {HANDS} clients",
+            f"{len(KINDS)} plugins, {chaos.deaths} deaths, {CLIENTS} clients",
             str(chaos.calls),
             str(len(chaos.took[True])),
             str(len(chaos.took[False])),
@@ -398,7 +404,7 @@ def rows(chaos: DeviceChaos) -> list[list[str]]:
             f"{number(1000 * took[len(took) * 99 // 100])} ms",
             f"{number(1000 * took[-1])} ms",
             str(chaos.hung),
-            str(len(chaos.wrong) + chaos.bare),
+            str(len(chaos.wrong) + chaos.without_devices),
         ]
     ]
 
@@ -416,12 +422,12 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     print(render(HEAD, rows(chaos)))
-    print("devices given:", ", ".join(f"{kind} {n}" for kind, n in sorted(chaos.given.items())))
-    print("creates refused:", ", ".join(f"{kind} {n}" for kind, n in sorted(chaos.causes.items())))
-    print("containers without their devices:", chaos.bare)
+    print("devices given:", ", ".join(f"{kind} {n}" for kind, n in sorted(chaos.devices_given.items())))
+    print("creates refused:", ", ".join(f"{kind} {n}" for kind, n in sorted(chaos.refusals.items())))
+    print("containers without their devices:", chaos.without_devices)
     for violation in chaos.wrong[:20]:
         print("WRONG:", violation)
-    return int(bool(chaos.wrong or chaos.hung or chaos.bare))
+    return int(bool(chaos.wrong or chaos.hung or chaos.without_devices))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from proxy.model.idset import CpuSet
 HEAD = ("drift repaired after", "median", "worst", "bar", "times")
 SHARERS, ROUNDS = 12, 5
 SOON_S, CLOCK_S, LIMIT_S = 1.0, 10.0, 60.0
-DEAF = """#!{python}
+PROGRAM_WITHOUT_INOTIFY = """#!{python}
 import sys
 import proxy.backends.cgroup.inotify
 from proxy.model.errors import CgroupError
@@ -61,37 +61,37 @@ def node(
 ) -> Iterator[tuple[daemon.ModeledNode, list[str]]]:
     """Start a daemon with its defaults, an owner and sharers; gives the sharers."""
     daemon.PROGRAM = program
-    there = daemon.DaemonProcess(directory, runtime, {"reconcilePeriod": "10s"})
-    there.start()
+    proxy = daemon.DaemonProcess(directory, runtime, {"reconcilePeriod": "10s"})
+    proxy.start()
     try:
-        with there.client() as client:
-            found = daemon.ModeledNode(runtime, there, client)
-            found.spawn("lse", last())
+        with proxy.client() as client:
+            found = daemon.ModeledNode(runtime, proxy, client)
+            found.spawn("lse", last_cpu())
             sharers = [found.spawn("ls") for _ in range(SHARERS)]
-            quiet(there)
+            wait_until_quiet(proxy)
             yield found, sharers
     finally:
         runtime.clear()
-        there.stop()
+        proxy.stop()
 
 
-def last() -> CpuSet:
+def last_cpu() -> CpuSet:
     return CpuSet([max(online())])
 
 
-def quiet(there: daemon.DaemonProcess) -> None:
+def wait_until_quiet(proxy: daemon.DaemonProcess) -> None:
     """Wait until nothing more is written or sent to the runtime."""
 
     def still() -> bool:
-        before = counts(there)
+        before = counts(proxy)
         time.sleep(1)
-        return counts(there) == before
+        return counts(proxy) == before
 
     wait_for("the daemon to come to rest", still, LIMIT_S)
 
 
-def counts(there: daemon.DaemonProcess) -> list[int]:
-    counters = there.status()["counters"]
+def counts(proxy: daemon.DaemonProcess) -> list[int]:
+    counters = proxy.status()["counters"]
     return [counters.get(name, 0) for name in ("cpusets_written", "settled", "drift_repaired")]
 
 
@@ -101,7 +101,7 @@ def file_of(container: str) -> Path:
     return directory / "cpuset.cpus"
 
 
-def once(file: Path, write: Callable[[], None], pause: float = 0) -> float:
+def seconds_to_repair(file: Path, write: Callable[[], None], pause: float = 0) -> float:
     """Write after a pause, and return the seconds until the former content is back."""
     right = file.read_text()
     time.sleep(pause)
@@ -131,15 +131,15 @@ def row(what: str, seconds: list[float], bar: float) -> tuple[list[str], bool]:
 
 def measure(directory: Path, runtime: PrivateRuntime) -> list[tuple[list[str], bool]]:
     program, deaf = daemon.PROGRAM, directory / "deaf"
-    deaf.write_text(DEAF.format(python=sys.executable))
+    deaf.write_text(PROGRAM_WITHOUT_INOTIFY.format(python=sys.executable))
     deaf.chmod(0o755)
     with node(directory / "notified", runtime, program) as (found, sharers):
         assert found.daemon.status()["drift"]["not_watched"] == ""
-        straight = [once(file := file_of(one), direct(file), pause=0.1) for one in sharers]
-        quiet(found.daemon)
+        straight = [seconds_to_repair(file := file_of(one), direct(file), pause=0.1) for one in sharers]
+        wait_until_quiet(found.daemon)
         with runtime.client() as behind:
             updates = [
-                once(file_of(one), lambda one=one: behind.update(one, cpuset_cpus=str(online())))
+                seconds_to_repair(file_of(one), lambda one=one: behind.update(one, cpuset_cpus=str(online())))
                 for one in sharers
             ]
         wars = found.daemon.status()["drift"]["wars"]
@@ -149,7 +149,7 @@ def measure(directory: Path, runtime: PrivateRuntime) -> list[tuple[list[str], b
         assert found.daemon.status()["drift"]["watched"] == 0
         for one in sharers[:ROUNDS]:
             time.sleep(random.uniform(0, CLOCK_S / 2))
-            clock.append(once(file := file_of(one), direct(file)))
+            clock.append(seconds_to_repair(file := file_of(one), direct(file)))
     return [
         row("a direct write", straight, SOON_S),
         row("a runc update behind our back", updates, SOON_S),

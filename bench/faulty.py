@@ -45,7 +45,7 @@ MOVE_SHARES = 777
 """The ``cpu_shares`` of an update that has its container moved."""
 
 
-class Faults:
+class DaemonFaults:
     """What goes wrong."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -56,16 +56,16 @@ class Faults:
         self.orders = Path(settings["orders"]) if "orders" in settings else None
         self.count = 0
         self.counting = False
-        self._obeyed = ""
+        self._last_orders = ""
         self._lock = threading.Lock()
 
-    def obey(self) -> None:
+    def read_orders(self) -> None:
         """Begin to count, and begin again when there are other orders; a call has come."""
         self.counting = self.counting or self.orders is None
         with contextlib.suppress(FileNotFoundError):
             text = self.orders.read_text() if self.orders is not None else ""
-            if text != self._obeyed:
-                self._obeyed, self.count, self.counting = text, 0, True
+            if text != self._last_orders:
+                self._last_orders, self.count, self.counting = text, 0, True
                 self.kill_at = int(json.loads(text)["kill_at"])
                 if (steps := json.loads(text).get("steps")) is not None:
                     self.trace = Path(steps).open("a", buffering=1)  # noqa: SIM115
@@ -99,7 +99,7 @@ async def move(executor: NodeExecutor, container_id: str) -> None:
         executor.telemetry.warning("cannot move the container", container=container_id, reason=why)
 
 
-def install(faults: Faults) -> None:
+def install(faults: DaemonFaults) -> None:
     """Put the faults between the daemon and what it stands on."""
     store, write, release = write_completely, FakeCgroupFiles.write, InterceptedCall.release
     request, response = CriCallFlow.request, CriCallFlow.response
@@ -124,7 +124,7 @@ def install(faults: Faults) -> None:
         faults.step(f"{self.method}: after it continued")
 
     def requested(self: CriCallFlow, call: Any) -> None:
-        faults.obey()
+        faults.read_orders()
         request(self, call)
         if call.method == "UpdateContainerResources":
             update = pb.UpdateContainerResourcesRequest.FromString(call.body)
@@ -182,7 +182,7 @@ def report(*_: object) -> None:
 if __name__ == "__main__":
     if "SIZES" in os.environ:
         signal.signal(signal.SIGRTMIN, report)
-    install(Faults(json.loads(os.environ.get("FAULTS", "{}"))))
+    install(DaemonFaults(json.loads(os.environ.get("FAULTS", "{}"))))
     from proxy.__main__ import main
 
     main()

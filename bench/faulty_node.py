@@ -56,7 +56,7 @@ def owns(record: ContainerRecord) -> bool:
 
 
 @dataclass
-class Node:
+class FaultyNode:
     """One node in a directory."""
 
     directory: Path
@@ -66,7 +66,7 @@ class Node:
     popen: subprocess.Popen[bytes] | None = None
     faults: dict[str, object] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    path: str = ""
+    import_path: str = ""
     """The directory from which the program is imported; the working tree by default."""
 
     def __post_init__(self) -> None:
@@ -114,15 +114,15 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self.directory if self.path else BENCH.parent,
+                cwd=self.directory if self.import_path else BENCH.parent,
                 env={
                     **environment(malloc=False),
-                    **({"PYTHONPATH": self.path} if self.path else {}),
+                    **({"PYTHONPATH": self.import_path} if self.import_path else {}),
                     "FAULTS": json.dumps(faults),
                     "SIZES": str(self.directory / "sizes"),
                 },
             )
-        self.until(self._ready, 30, "ready")
+        self.wait_until(self._ready, 30, "ready")
         with CriClient(str(self.socket)) as client:
             client.version()
         return time.monotonic() - begun - self._waited()
@@ -161,7 +161,7 @@ class Node:
                 sizes.update(json.loads(file.read_text()))
             return bool(sizes)
 
-        self.until(reported, 30, "what the daemon's objects hold")
+        self.wait_until(reported, 30, "what the daemon's objects hold")
         return sizes
 
     def log(self) -> str:
@@ -180,7 +180,7 @@ class Node:
             self.popen = None
 
     @staticmethod
-    def until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
         """Wait until the condition holds."""
         end = time.monotonic() + seconds
         while not condition():
@@ -215,7 +215,7 @@ class Node:
     def _records(self) -> list[ContainerRecord]:
         return list(self.runtime.containers.values())
 
-    def _on(self, record: ContainerRecord) -> CpuSet:
+    def _effective_cpus(self, record: ContainerRecord) -> CpuSet:
         if self.version == 1:  # the configured CPUs are those in effect: one file instead of four
             return self.cgroups.cpus(record.cgroup)
         return self.cgroups.read(record.cgroup).cpus
@@ -225,7 +225,7 @@ class Node:
         found = []
         with self.runtime._engine.lock:  # nothing starts, ends or is updated during the check
             running = [r for r in self._records() if r.state == pb.CONTAINER_RUNNING]
-            sets = {record.id: self._on(record) for record in running}
+            sets = {record.id: self._effective_cpus(record) for record in running}
         for record in running:
             if not sets[record.id]:
                 found.append(f"{self.name(record)} has no CPUs")
@@ -252,7 +252,7 @@ class Node:
                 for r in self._records()
                 if r.state == pb.CONTAINER_RUNNING or (r.state == pb.CONTAINER_CREATED and r.pod_id in ready)
             ]  # a container in a sandbox that has ended will never start
-            sets = {r.id: self._on(r) for r in live if r.state == pb.CONTAINER_RUNNING}
+            sets = {r.id: self._effective_cpus(r) for r in live if r.state == pb.CONTAINER_RUNNING}
         own = {r.id: CpuSet.parse(r.resources.cpuset_cpus) for r in live if owns(r)}
         for record in live:
             if record.id in self.moved & own.keys() & sets.keys():
@@ -289,11 +289,11 @@ class Node:
         state = pb.ContainerState.Name(record.state).removeprefix("CONTAINER_").lower()
         return f"{pod.config.metadata.name if pod else record.pod_id}/{record.id[:6]} ({state}{where})"
 
-    def lost(self) -> list[str]:
+    def lost_owners(self) -> list[str]:
         """Name owners that the daemon does not know."""
         return [what for what in self.unsettled() if what.endswith(("is lost", "no answer"))]
 
-    def settled(self, seconds: float = 15.0) -> list[str]:
+    def wait_until_settled(self, seconds: float = 15.0) -> list[str]:
         """Wait until each container has its expected CPUs; returns the violations after the time limit."""
         end = time.monotonic() + seconds
         while (found := self.unsettled()) and time.monotonic() < end:
@@ -302,12 +302,12 @@ class Node:
 
 
 @contextlib.contextmanager
-def node(directory: Path, version: int = 1) -> Iterator[Node]:
+def new_node(directory: Path, version: int = 1) -> Iterator[FaultyNode]:
     """Set up a node in an empty directory with a short path."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    one = Node(directory, version)
-    with one.runtime.start():
+    node = FaultyNode(directory, version)
+    with node.runtime.start():
         try:
-            yield one
+            yield node
         finally:
-            one.kill()
+            node.kill()

@@ -33,7 +33,7 @@ from load import run_load
 from procs import PLAIN, TOPOPROXY, BenchError, Process, Target, ended, interpreter, start, wait_until
 from table import number, render
 
-DIRECT, GO, OURS = "direct", "go", TOPOPROXY.name
+DIRECT, GO, TOPOPROXY_NAME = "direct", "go", TOPOPROXY.name
 LATENCY = (
     ("Version", 1200, 0.35),
     ("ContainerStatus", 800, 0.35),
@@ -137,7 +137,7 @@ def answers(target: Path) -> bool:
 # -- measuring ----------------------------------------------------------------------------------------------
 
 
-class Bench:
+class GoKitBench:
     """One run: a directory, the kit's runtime, the targets, and the figures."""
 
     def __init__(self, kit: Kit, directory: Path, targets: Sequence[Target], seed: int) -> None:
@@ -344,12 +344,12 @@ def rows(figures: Figures, names: Sequence[str]) -> list[list[str]]:
 
     for call, _, bar in LATENCY:
         added = {name: figures.added(f"p50 {call}", name, DIRECT) for name in names[1:]}
-        x = figures.ratio(added[OURS], added[GO])
+        x = figures.ratio(added[TOPOPROXY_NAME], added[GO])
         shown = {DIRECT: number(figures.median(f"p50 {call}", DIRECT), "us")}
         shown |= {name: f"+{number(value, 'us')}" for name, value in added.items()}
         line(f"added p50, {call}", shown, x, f"<= {bar} x", _verdict(x, bar))
     for call, _, bar in RATES:
-        x = figures.ratio(figures.median(f"rate {call}", OURS), figures.median(f"rate {call}", GO))
+        x = figures.ratio(figures.median(f"rate {call}", TOPOPROXY_NAME), figures.median(f"rate {call}", GO))
         shown = {name: number(figures.median(f"rate {call}", name)) for name in names}
         line(f"calls per s, {call} x{IN_FLIGHT}", shown, x, f">= {bar} x", _verdict(x, bar, least=True))
     shown = {name: str(figures.total("large errors", name)) for name in names}
@@ -358,9 +358,9 @@ def rows(figures: Figures, names: Sequence[str]) -> list[list[str]]:
         shown,
         None,
         "0",
-        _verdict(figures.total("large errors", OURS), 0),
+        _verdict(figures.total("large errors", TOPOPROXY_NAME), 0),
     )
-    x = figures.ratio(figures.median("large rate", OURS), figures.median("large rate", GO))
+    x = figures.ratio(figures.median("large rate", TOPOPROXY_NAME), figures.median("large rate", GO))
     line(
         f"calls per s, {LARGE} x{IN_FLIGHT}",
         {n: number(figures.median("large rate", n)) for n in names},
@@ -370,7 +370,7 @@ def rows(figures: Figures, names: Sequence[str]) -> list[list[str]]:
     )
     for call, most in (("Version", 0.35), ("CreateContainer", None)):
         cpu = {name: figures.median(f"cpu {call}", name) for name in names[1:]}
-        x = figures.ratio(cpu[OURS], cpu[GO])
+        x = figures.ratio(cpu[TOPOPROXY_NAME], cpu[GO])
         shown = {name: number(value, "ms") for name, value in cpu.items()}
         judged = ("", "") if most is None else (f"<= {most} x", _verdict(x, most))
         line(f"CPU per 1000 {call}", shown, x, *judged)
@@ -389,15 +389,19 @@ def rows(figures: Figures, names: Sequence[str]) -> list[list[str]]:
             line(text, shown, None, "", "")
         else:
             line(
-                text, shown, None, f"<= {limit:g}{' ' + unit if unit else ''}", _verdict(values[OURS], limit)
+                text,
+                shown,
+                None,
+                f"<= {limit:g}{' ' + unit if unit else ''}",
+                _verdict(values[TOPOPROXY_NAME], limit),
             )
     return out
 
 
-def measure(kit: Kit, targets: Sequence[Target], rounds: int, seed: int) -> Bench:
+def measure(kit: Kit, targets: Sequence[Target], rounds: int, seed: int) -> GoKitBench:
     """Measure everything."""
     with tempfile.TemporaryDirectory(prefix="topoproxy-bench-") as directory:
-        bench = Bench(kit, Path(directory), targets, seed)
+        bench = GoKitBench(kit, Path(directory), targets, seed)
         try:
             bench.rounds(rounds)
             bench.starts(5)
@@ -449,7 +453,7 @@ def main() -> int:
     print(f"\n{busy}: what else runs here is measured too" if before > 1 else f"\n{busy}")
     missed = [row[0] for row in table if row[-1] == "MISSED"]
     print(f"{len(missed)} missed{': ' + ', '.join(missed) if missed else ''}")
-    return 1 if missed or bench.figures.total("recover wrong", OURS) else 0
+    return 1 if missed or bench.figures.total("recover wrong", TOPOPROXY_NAME) else 0
 
 
 if __name__ == "__main__":

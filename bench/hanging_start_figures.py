@@ -34,7 +34,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
 
-from faulty_node import KINDS, Node, node
+from faulty_node import KINDS, FaultyNode, new_node
 from procs import BenchError
 from table import number, render
 
@@ -44,16 +44,26 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 
 SHARER, OWNER = KINDS[0], next(kind for kind in KINDS if kind.name == "more")
-SECONDS, SHARERS, OWNERS, KEPT = 30.0, 16, 2, 5
+DURATION_S, SHARERS, OWNERS, OWNERS_KEPT = 30.0, 16, 2, 5
 MEDIAN_S, SIGMA, LONGEST_S = 0.2, 0.8, 4.0
 HANGS, HANG_S = 0.02, 20.0
 ROUNDS = 20
-LOAD = ("starts in flight", "owners", "waited", "share", "p50", "p99", "worst", "past a start", "refused")
-WINDOW = ("a hanging start continues (containerd, cgroup v1)", "median", "worst", "times")
+LOAD_HEAD = (
+    "starts in flight",
+    "owners",
+    "waited",
+    "share",
+    "p50",
+    "p99",
+    "worst",
+    "past a start",
+    "refused",
+)
+WINDOW_HEAD = ("a hanging start continues (containerd, cgroup v1)", "median", "worst", "times")
 
 
 @dataclass
-class Load:
+class StartLoad:
     """The observations of the clients of one run.
 
     Attributes:
@@ -82,11 +92,11 @@ class Load:
         ]
 
 
-class Starts:
+class DelayedStarts:
     """Delays the starts of sharers at the runtime."""
 
-    def __init__(self, one: Node, hangs: float) -> None:
-        self._one, self._hangs = one, hangs
+    def __init__(self, node: FaultyNode, hangs: float) -> None:
+        self._one, self._hangs = node, hangs
         self._dice, self._lock = random.Random(5), threading.Lock()
         self.over = threading.Event()
 
@@ -107,32 +117,32 @@ class Starts:
             self._one.cgroups.detach(init)
 
 
-class Client(threading.Thread):
+class PodClient(threading.Thread):
     """Creates, starts and ends pods of one kind until the time is over."""
 
-    def __init__(self, one: Node, load: Load, until: float, *, owns: bool) -> None:
+    def __init__(self, node: FaultyNode, load: StartLoad, until: float, *, owns: bool) -> None:
         super().__init__()
-        self.one, self.load, self.until, self.owns = one, load, until, owns
+        self.node, self.load, self.until, self.owns = node, load, until, owns
         self.kept: list[str] = []
 
     def run(self) -> None:
         try:
-            with CriClient(str(self.one.socket)) as client:
+            with CriClient(str(self.node.socket)) as client:
                 while time.monotonic() < self.until:
                     self.pod(client)
         except BaseException as error:  # noqa: BLE001 - reported by ``measure``
             self.load.errors.append(error)
 
     def pod(self, client: CriClient) -> None:
-        pod_id = self.one.pod(client, OWNER if self.owns else SHARER)
+        pod_id = self.node.pod(client, OWNER if self.owns else SHARER)
         begun = time.monotonic()
         try:
-            container_id = self.one.create(client, pod_id, 0)
+            container_id = self.node.create(client, pod_id, 0)
             if self.owns:
                 self.load.seconds.append(time.monotonic() - begun)
                 time.sleep(0.2)
                 self.kept.append(pod_id)
-                if len(self.kept) < KEPT:
+                if len(self.kept) < OWNERS_KEPT:
                     return
             else:
                 client.start(container_id)
@@ -144,25 +154,25 @@ class Client(threading.Thread):
         self.kept.clear()
 
 
-def measure(seconds: float, sharers: int, hangs: float) -> Load:
+def measure(seconds: float, sharers: int, hangs: float) -> StartLoad:
     """Make creates of owners and starts of sharers at the same time."""
-    load = Load()
-    with tempfile.TemporaryDirectory(prefix="st") as directory, node(Path(directory)) as one:
-        starts = Starts(one, hangs)
-        one.runtime.before("StartContainer", starts)
-        one.start()
+    load = StartLoad()
+    with tempfile.TemporaryDirectory(prefix="st") as directory, new_node(Path(directory)) as node:
+        starts = DelayedStarts(node, hangs)
+        node.runtime.before("StartContainer", starts)
+        node.start()
         until = time.monotonic() + seconds
-        clients = [Client(one, load, until, owns=n < OWNERS) for n in range(OWNERS + sharers)]
+        clients = [PodClient(node, load, until, owns=n < OWNERS) for n in range(OWNERS + sharers)]
         for client in clients:
             client.start()
         for client in clients[:OWNERS]:
             client.join()
-        page = one.status()
+        page = node.status()
         starts.over.set()
         for client in clients:
             client.join()
         if page is None or load.errors:
-            raise BenchError(f"cannot measure starts: {load.errors or one.log()}")
+            raise BenchError(f"cannot measure starts: {load.errors or node.log()}")
         load.counters = page["counters"]
     return load
 
@@ -190,7 +200,7 @@ def real_node(directory: Path) -> Iterator[tuple[object, object]]:
         runtime.stop()
 
 
-def once(found: object, stalling: object) -> tuple[float, float]:
+def measure_one_start(found: object, stalling: object) -> tuple[float, float]:
     """Let one start hang; return how long its group was open, and the time from then until its program."""
     import daemon
     from cri import cgroup_of, online
@@ -233,7 +243,7 @@ def once(found: object, stalling: object) -> tuple[float, float]:
     return spent, executed - closed if spent else float("nan")
 
 
-def windows() -> list[list[str]]:
+def measure_windows() -> list[list[str]]:
     """Measure on a real containerd; empty if there is none."""
     from private_runtime import skip_reason
 
@@ -242,11 +252,11 @@ def windows() -> list[list[str]]:
         print(f"hanging starts on containerd: not measured, {reason}")
         return []
     with tempfile.TemporaryDirectory(prefix="topoproxy-start-") as name, real_node(Path(name)) as there:
-        seen = [once(*there) for _ in range(ROUNDS)]
+        seen = [measure_one_start(*there) for _ in range(ROUNDS)]
     seen = [(spent, left) for spent, left in seen if spent]  # others were too short to be seen
     if not seen:
         return [["open, with runc's init in it", "-", "-", "0"]]
-    spent, left = [one for one, _ in seen], [one for _, one in seen]
+    spent, left = [open_s for open_s, _ in seen], [left_s for _, left_s in seen]
     rows = (("open, with runc's init in it", spent, max), ("then, until the program", left, min))
     return [
         [what, number(statistics.median(s) * 1000, "ms"), number(worst(s) * 1000, "ms"), str(len(s))]
@@ -258,7 +268,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--seconds", type=float, default=DURATION_S)
     parser.add_argument("--sharers", type=int, default=SHARERS)
     given = parser.parse_args()
     spread = f"{MEDIAN_S * 1000:g} ms in the median"
@@ -266,10 +276,10 @@ def main() -> int:
         measure(given.seconds, given.sharers, 0.0).row(f"{given.sharers}, {spread}"),
         measure(given.seconds, given.sharers, HANGS).row(f"the same, {HANGS:.0%} hang for {HANG_S:g} s"),
     ]
-    print(render(LOAD, rows))
-    if found := windows():
+    print(render(LOAD_HEAD, rows))
+    if found := measure_windows():
         print()
-        print(render(WINDOW, found))
+        print(render(WINDOW_HEAD, found))
     return 0
 
 

@@ -24,15 +24,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from churn import Churn, Hand, clear, memory_mb
-from crash import Found, progress, watched
-from faulty_node import KINDS, Node, node
+from churn import Churn, ChurnClient, end_remaining_pods, memory_mb
+from crash import CrashResult, overlaps_checked, progress
+from faulty_node import KINDS, FaultyNode, new_node
 from procs import BENCH, BenchError, environment
 from table import number, render
 
 from proxy.demo.client import CriClient
 
-CALLS, HANDS, TIMEOUT_S = 10_000, 8, 0.1
+CALLS, CLIENTS, TIMEOUT_S = 10_000, 8, 0.1
 CALLS_OF_A_COUNT = 1.7
 """The number counts creates, updates and removals; sandboxes, starts and ends are made in addition."""
 HUNG_S = 10.0
@@ -200,46 +200,46 @@ POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer", "PreUpd
 
 
 @dataclass
-class Calls:
+class CallDurations:
     """How long calls took, in seconds."""
 
     took: list[float] = field(default_factory=list)
     slowest: tuple[float, str] = (0.0, "")
 
-    def note(self, method: str, seconds: float) -> None:
+    def record(self, method: str, seconds: float) -> None:
         self.took.append(seconds)
         self.slowest = max(self.slowest, (seconds, method))
 
 
-def write_hooks(one: Node, share: float) -> None:
+def write_hooks(node: FaultyNode, share: float) -> None:
     """Write the hooks and the hook configuration of a node."""
-    hooks, servers = one.directory / "hooks.d", one.directory / "hookserver.d"
+    hooks, servers = node.directory / "hooks.d", node.directory / "hookserver.d"
     hooks.mkdir(mode=0o755)
     servers.mkdir(mode=0o755)
     for name, parts in FILES.items():
         (hooks / f"{name}.py").write_text(HEAD_OF_ALL.format(share=share) + "".join(parts))
-    registration = {"remote-endpoint": str(one.directory / "hooks.sock"), "failure-policy": "Ignore"}
+    registration = {"remote-endpoint": str(node.directory / "hooks.sock"), "failure-policy": "Ignore"}
     (hooks / "70-pure.py").write_text(PURE)
     (servers / "server.json").write_text(json.dumps(registration | {"runtime-hooks": POINTS}))
-    config = json.loads((one.directory / "config.yaml").read_text())
+    config = json.loads((node.directory / "config.yaml").read_text())
     config["hooks"] = {
         "directory": str(hooks),
-        "vendorDirectory": str(one.directory / "none"),
+        "vendorDirectory": str(node.directory / "none"),
         "serverDirectory": str(servers),
         "timeout": f"{TIMEOUT_S * 1000:g}ms",
     }
-    (one.directory / "config.yaml").write_text(json.dumps(config))
+    (node.directory / "config.yaml").write_text(json.dumps(config))
 
 
 @contextlib.contextmanager
-def bad_server(one: Node) -> Iterator[list[int]]:
+def bad_server(node: FaultyNode) -> Iterator[list[int]]:
     """Run a hook server that misbehaves, and kill it now and then; gives the number of kills."""
     over, kills = threading.Event(), [0]
     argv = [
         sys.executable,
         str(BENCH / "hook_server.py"),
         "--listen",
-        str(one.directory / "hooks.sock"),
+        str(node.directory / "hooks.sock"),
         "--bad",
     ]
 
@@ -263,7 +263,7 @@ def bad_server(one: Node) -> Iterator[list[int]]:
 class TimedClient(CriClient):
     """A client that measures the time of its calls."""
 
-    def __init__(self, path: str, calls: Calls) -> None:
+    def __init__(self, path: str, calls: CallDurations) -> None:
         super().__init__(path)
         self.times = calls
 
@@ -272,27 +272,27 @@ class TimedClient(CriClient):
         try:
             return super().call(method, request)
         finally:
-            self.times.note(method, time.monotonic() - begun)
+            self.times.record(method, time.monotonic() - begun)
 
 
-class TimedHand(Hand):
+class TimedChurnClient(ChurnClient):
     """A client with its own pods, whose calls are timed."""
 
-    def __init__(self, one: Node, number: int, share: int, churn: Churn, calls: Calls) -> None:
-        super().__init__(one, number, share, churn)
+    def __init__(self, node: FaultyNode, number: int, share: int, churn: Churn, calls: CallDurations) -> None:
+        super().__init__(node, number, share, churn)
         self.calls = calls
 
     def client(self) -> CriClient:
-        return TimedClient(str(self.one.socket), self.calls)
+        return TimedClient(str(self.node.socket), self.calls)
 
 
 @dataclass
 class Chaos:
     """The results."""
 
-    calls: Calls
+    calls: CallDurations
     churn: Churn
-    found: Found
+    found: CrashResult
     deaths: int = 0
     kills: int = 0
     hooks: list[dict[str, Any]] = field(default_factory=list)
@@ -312,48 +312,50 @@ class Chaos:
 
 def measure(calls: int = CALLS, share: float = 0.05) -> Chaos:
     """Make this many calls with hooks that misbehave in this share of their calls."""
-    chaos = Chaos(Calls(), Churn(), Found())
-    with tempfile.TemporaryDirectory(prefix="hc") as directory, node(Path(directory)) as one:
-        write_hooks(one, share)
-        with bad_server(one) as kills:
-            one.start()
-            one.until(lambda: _hooked(one), 20, "the hooks are in use")
-            with watched(one, chaos.found):
-                share_of = round(calls / HANDS / CALLS_OF_A_COUNT)
-                hands = [TimedHand(one, n, share_of, chaos.churn, chaos.calls) for n in range(HANDS)]
-                for hand in hands:
-                    hand.start()
-                for hand in hands:
-                    hand.join()
-                chaos.churn.wrong += [repr(hand.error) for hand in hands if hand.error is not None]
-                chaos.deaths = int(not one.alive)
-                if one.alive:
-                    clear(one)
-                    chaos.churn.wrong += one.settled(30)
-                    chaos.churn.memory.append(memory_mb(one))
-            page = one.status() or {}
+    chaos = Chaos(CallDurations(), Churn(), CrashResult())
+    with tempfile.TemporaryDirectory(prefix="hc") as directory, new_node(Path(directory)) as node:
+        write_hooks(node, share)
+        with bad_server(node) as kills:
+            node.start()
+            node.wait_until(lambda: _has_hook_changes(node), 20, "the hooks are in use")
+            with overlaps_checked(node, chaos.found):
+                share_of = round(calls / CLIENTS / CALLS_OF_A_COUNT)
+                clients = [
+                    TimedChurnClient(node, n, share_of, chaos.churn, chaos.calls) for n in range(CLIENTS)
+                ]
+                for client in clients:
+                    client.start()
+                for client in clients:
+                    client.join()
+                chaos.churn.wrong += [repr(client.error) for client in clients if client.error is not None]
+                chaos.deaths = int(not node.alive)
+                if node.alive:
+                    end_remaining_pods(node)
+                    chaos.churn.wrong += node.wait_until_settled(30)
+                    chaos.churn.memory.append(memory_mb(node))
+            page = node.status() or {}
             internal = page.get("counters", {}).get("internal_errors")
             chaos.churn.wrong += [f"internal errors: {internal}: {page.get('problems')}"] if internal else []
-            chaos.churn.wrong += without_good(one)
+            chaos.churn.wrong += without_hook_changes(node)
         chaos.kills = kills[0]
     return chaos
 
 
-def _hooked(one: Node) -> bool:
+def _has_hook_changes(node: FaultyNode) -> bool:
     """Return whether a create has the changes of the correct hook."""
-    with CriClient(str(one.socket)) as client:
-        pod_id = one.pod(client, KINDS[0])
-        container_id = one.create(client, pod_id, 0)
-        seen = one.runtime.containers[container_id].config.annotations.get("good") == "yes"
+    with CriClient(str(node.socket)) as client:
+        pod_id = node.pod(client, KINDS[0])
+        container_id = node.create(client, pod_id, 0)
+        seen = node.runtime.containers[container_id].config.annotations.get("good") == "yes"
         client.end_pod(pod_id)
-    with one.runtime._lock:
-        one.runtime._calls.clear()
+    with node.runtime._lock:
+        node.runtime._calls.clear()
     return bool(seen)
 
 
-def without_good(one: Node) -> list[str]:
+def without_hook_changes(node: FaultyNode) -> list[str]:
     """Report containers that were created without the changes of the correct hook."""
-    made = [call.request for call in one.runtime.calls if call.method == "CreateContainer"]
+    made = [call.request for call in node.runtime.calls if call.method == "CreateContainer"]
     lacking = [r for r in made if r.config.annotations.get("good") != "yes"]
     return [f"{len(lacking)} of {len(made)} containers were made without the good hook"] if lacking else []
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hostile import ATTACKS, attack
+from hostile_pods import ATTACKS, attack
 from table import number, render
 
 from tests.security.tenants import CPUS, DAY, HOLD_MS, LARGEST_MESSAGE, Visits, play

@@ -3,7 +3,7 @@
     make hostile-day                                             200 hostile, 50 honest pods; as root, Debian
     .venv/bin/python bench/hostile_day.py --hostile 40 --honest 12
     .venv/bin/python bench/hostile_day.py --of b3705ac           the daemon of another commit
-    .venv/bin/python bench/hostile_day.py --kinds greedy,sparse  attacks by name (``hostile.ATTACKS``)
+    .venv/bin/python bench/hostile_day.py --kinds greedy,sparse  attacks by name (``hostile_pods.ATTACKS``)
 
 The same honest day is played twice, the second time with hostile pods between all its steps. Sandboxes run,
 and containers are created but not started, in a private containerd; the daemon is given a machine of 64
@@ -38,9 +38,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
 
-from beside import sources
+from commit_comparison import sources
 from cri import Cri, RpcError
-from hostile import ATTACKS, NAMESPACE, HonestPod, HostilePod, attack, attacks, on_the_wire
+from hostile_pods import ATTACKS, NAMESPACE, HonestPod, HostilePod, attack, attacks, with_invalid_utf8
 from private_runtime import PrivateRuntime, skip_reason
 from procs import ROOT, BenchError, checkout, environment
 from table import number, render
@@ -58,7 +58,7 @@ SIBLING = CPUS // 2
 READY_S, GAP_S, GIVE_UP_S = 2.0, 1.0, 60.0
 PING_USEC = 100_000
 HEAD = ("", "without", "with hostile pods", "bar")
-CALL_S = 30.0
+CALL_TIMEOUT_S = 30.0
 
 
 def honest_pods(count: int) -> list[HonestPod]:
@@ -100,18 +100,18 @@ class Pings:
     def _listen(self) -> None:
         while data := self._sock.recv(4096):
             if b"WATCHDOG=1" in data.split(b"\n"):
-                self._note(time.monotonic(), is_alive=True)
+                self._record(time.monotonic(), is_alive=True)
 
-    def _note(self, now: float, *, is_alive: bool) -> None:
+    def _record(self, now: float, *, is_alive: bool) -> None:
         with self._lock:
             if self._last is not None:
                 self.worst = max(self.worst, now - self._last)
             self._last = now if is_alive else None
             self.count += is_alive
 
-    def over(self) -> None:
+    def process_ended(self) -> None:
         """Called when the process ends: the time since its last sign of life is a gap too."""
-        self._note(time.monotonic(), is_alive=False)
+        self._record(time.monotonic(), is_alive=False)
 
     def close(self) -> None:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
@@ -120,7 +120,7 @@ class Pings:
         self._sock.close()
 
 
-class Daemon:
+class DescribedMachineDaemon:
     """A daemon with a described machine in front of a real runtime."""
 
     def __init__(self, directory: Path, runtime: Path, root: Path, ping_usec: int = PING_USEC) -> None:
@@ -175,7 +175,7 @@ class Daemon:
                 raise BenchError(f"the daemon is not ready within {GIVE_UP_S:g} s: {self.tail()}")
             time.sleep(0.01)
         with Cri(self.socket, "") as client:
-            client.version(CALL_S)
+            client.version(CALL_TIMEOUT_S)
         return time.monotonic() - begun
 
     def _is_ready(self) -> bool:
@@ -190,7 +190,7 @@ class Daemon:
 
     def page(self) -> dict[str, Any]:
         """Return the page of ``topoproxy status``."""
-        answer = query_admin(self.admin, "/status", timeout=CALL_S)
+        answer = query_admin(self.admin, "/status", timeout=CALL_TIMEOUT_S)
         assert isinstance(answer, dict)
         return answer
 
@@ -199,7 +199,7 @@ class Daemon:
         if self.popen is not None:
             self.popen.kill()
             self.popen.wait()
-            self.pings.over()
+            self.pings.process_ended()
 
     def close(self) -> None:
         if self.popen is not None and self.popen.poll() is None:
@@ -254,10 +254,10 @@ class _Raw:
         return self.raw
 
 
-class Play:
+class DayRun:
     """One day at a runtime."""
 
-    def __init__(self, runtime: PrivateRuntime, daemon: Daemon, tag: str) -> None:
+    def __init__(self, runtime: PrivateRuntime, daemon: DescribedMachineDaemon, tag: str) -> None:
         self.runtime, self.daemon, self.tag = runtime, daemon, tag
         self.day = Day()
         self.pods: list[str] = []
@@ -276,15 +276,17 @@ class Play:
         )
         config.metadata.namespace = namespace
         run = pb.RunPodSandboxRequest(config=config).SerializeToString()
-        sandbox: str = client.method("RunPodSandbox")(_Raw(on_the_wire(run)), timeout=CALL_S).pod_sandbox_id
+        sandbox: str = client.method("RunPodSandbox")(
+            _Raw(with_invalid_utf8(run)), timeout=CALL_TIMEOUT_S
+        ).pod_sandbox_id
         self.pods.append(sandbox)
         client._configs[sandbox] = config
         resources: dict[str, Any] = dict(pod.resources)
         create = client.create_request(sandbox, **resources).SerializeToString()
-        made = client.method("CreateContainer")(_Raw(on_the_wire(create)), timeout=CALL_S)
+        made = client.method("CreateContainer")(_Raw(with_invalid_utf8(create)), timeout=CALL_TIMEOUT_S)
         return str(made.container_id)
 
-    def good(self, pod: HonestPod, client: Cri) -> None:
+    def create_honest(self, pod: HonestPod, client: Cri) -> None:
         """Create an honest pod."""
         begun = time.monotonic()
         try:
@@ -294,7 +296,7 @@ class Play:
             self.day.honest[pod.name] = f"refused: {error.details()}"
         self.day.calls_ms.append((time.monotonic() - begun) * 1000)
 
-    def bad(self, pod: HostilePod, name: str, client: Cri) -> None:
+    def create_hostile(self, pod: HostilePod, name: str, client: Cri) -> None:
         """Create a hostile pod."""
         try:
             self._pod(pod, name, NAMESPACE, client)
@@ -302,7 +304,7 @@ class Play:
             self.day.refused += 1
             self.day.longest = max(self.day.longest, len(str(error.details())))
 
-    def look(self) -> None:
+    def collect_results(self) -> None:
         """Gather the results at the end."""
         page = self.daemon.page()
         rows = {row["id"]: row for row in page["containers"]}
@@ -336,7 +338,7 @@ def _texts(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
         yield from map(str, row.values())
 
 
-def play(
+def play_day(
     runtime: PrivateRuntime,
     directory: Path,
     honest: Sequence[HonestPod],
@@ -348,8 +350,8 @@ def play(
     Raises:
         BenchError: The daemon does not become ready, or ends by itself.
     """
-    daemon = Daemon(directory, runtime.socket, root)
-    play = Play(runtime, daemon, directory.name)
+    daemon = DescribedMachineDaemon(directory, runtime.socket, root)
+    run = DayRun(runtime, daemon, directory.name)
     try:
         daemon.start()
         with contextlib.ExitStack() as stack:
@@ -358,21 +360,21 @@ def play(
                 for index in range(
                     step * len(hostile) // len(honest), (step + 1) * len(hostile) // len(honest)
                 ):
-                    play.bad(hostile[index], f"evil-{index}", client)
+                    run.create_hostile(hostile[index], f"evil-{index}", client)
                 if step == len(honest) // 2:
                     daemon.kill()
-                    play.day.ready_s = daemon.start()
+                    run.day.ready_s = daemon.start()
                     known = client
                     client = stack.enter_context(Cri(daemon.socket, runtime.cgroup))
                     client.adopt(known)
-                play.good(pod, client)
-        play.look()
+                run.create_honest(pod, client)
+        run.collect_results()
         daemon.kill()
-        play.day.gap_s = daemon.pings.worst
+        run.day.gap_s = daemon.pings.worst
     finally:
         daemon.close()
-        play.clear()
-    return play.day
+        run.clear()
+    return run.day
 
 
 def differences(quiet: Day, busy: Day) -> list[str]:
@@ -463,9 +465,9 @@ def main() -> int:
         runtime = PrivateRuntime(Path(name) / "bed").start()
         try:
             print("hostile-day: without hostile pods", file=sys.stderr)
-            quiet = play(runtime, Path(name) / "quiet", honest, (), root)
+            quiet = play_day(runtime, Path(name) / "quiet", honest, (), root)
             print("hostile-day: with hostile pods", file=sys.stderr)
-            busy = play(runtime, Path(name) / "busy", honest, hostile, root)
+            busy = play_day(runtime, Path(name) / "busy", honest, hostile, root)
         except BenchError as error:
             print(f"FAILED: {error}")
             return 1

@@ -33,11 +33,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
 
-from backend import Answers, Backend
-from beside import sources
+from backend import Backend, RuntimeAnswers
+from commit_comparison import sources
 from frames import message
-from hostile import ATTACKS, NAMESPACE, QOS, STATUS, HostilePod, attacks, on_the_wire
-from hostile_day import CPUS, MACHINE, Daemon
+from hostile_day import CPUS, MACHINE, DescribedMachineDaemon
+from hostile_pods import ATTACKS, NAMESPACE, QOS, STATUS, HostilePod, attacks, with_invalid_utf8
 from load import run_load
 from messages import identifier
 from procs import BENCH, ROOT, BenchError, checkout, start
@@ -56,7 +56,7 @@ OWNED = CpuSet(range(CPUS // 2 - OWNERS, CPUS // 2))
 HEAD = ("", "bar")
 
 
-class Crowd(Answers):
+class CrowdedRuntime(RuntimeAnswers):
     """A runtime full of containers that run: owners first, then the hostile pods, then sharers."""
 
     def __init__(self, hostile: int, skip: Sequence[str] = ()) -> None:
@@ -98,7 +98,7 @@ class Crowd(Answers):
             identifier(i): f"kubepods/{p}/poduid-{i:05d}/{identifier(i)}".replace("//", "/")
             for i, p in enumerate(_parents(evil))
         }
-        self.pods, self.running = message(on_the_wire(pods.SerializeToString())), running
+        self.pods, self.running = message(with_invalid_utf8(pods.SerializeToString())), running
         self.all = message(running.SerializeToString())
 
     def answer(self, method: bytes, body: bytes) -> bytes:
@@ -134,7 +134,7 @@ def _parents(evil: Sequence[HostilePod]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartResult:
     """The results of one start: seconds, milliseconds and megabytes."""
 
     ready_s: float
@@ -166,7 +166,7 @@ class Caller:
         self._thread.join(40)
 
 
-def one_start(daemon: Daemon) -> Start:
+def one_start(daemon: DescribedMachineDaemon) -> StartResult:
     """Start the daemon on its own earlier files, watch it for some seconds, and kill it."""
     daemon.pings.worst = 0.0
     caller = Caller(daemon.socket)
@@ -184,13 +184,15 @@ def one_start(daemon: Daemon) -> Start:
     daemon.kill()
     gap = daemon.pings.worst * 1000 - PING_MS
     assert isinstance(known, list)
-    return Start(ready, max(gap, 0.0), caller.worst_ms, memory, len(known))
+    return StartResult(ready, max(gap, 0.0), caller.worst_ms, memory, len(known))
 
 
 @contextlib.contextmanager
-def daemon_of(directory: Path, runtime: Path, root: Path, crowd: Crowd) -> Iterator[Daemon]:
+def daemon_of(
+    directory: Path, runtime: Path, root: Path, crowd: CrowdedRuntime
+) -> Iterator[DescribedMachineDaemon]:
     """Return a daemon that has never run, with the groups of all containers."""
-    daemon = Daemon(directory, runtime, root, ping_usec=int(2 * PING_MS * 1000))
+    daemon = DescribedMachineDaemon(directory, runtime, root, ping_usec=int(2 * PING_MS * 1000))
     tree = FakeCgroups(directory / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
     for container_id, path in crowd.paths.items():
         parts = path.split("/")
@@ -206,10 +208,10 @@ def daemon_of(directory: Path, runtime: Path, root: Path, crowd: Crowd) -> Itera
 
 def measure(
     roots: Mapping[str, Path], hostile: int, skip: Sequence[str], turns: int
-) -> dict[tuple[str, str], list[Start]]:
+) -> dict[tuple[str, str], list[StartResult]]:
     """Start each daemon without and with a ledger, in turn."""
-    found: dict[tuple[str, str], list[Start]] = {}
-    crowd = Crowd(hostile, skip)
+    found: dict[tuple[str, str], list[StartResult]] = {}
+    crowd = CrowdedRuntime(hostile, skip)
     dice = random.Random(SEED)
     with tempfile.TemporaryDirectory(prefix="ts") as name:
         sock = Path(name) / "runtime.sock"
@@ -236,7 +238,7 @@ def measure(
     return found
 
 
-def rows(found: Mapping[tuple[str, str], Sequence[Start]], which: Sequence[str]) -> list[list[str]]:
+def rows(found: Mapping[tuple[str, str], Sequence[StartResult]], which: Sequence[str]) -> list[list[str]]:
     lines = []
     for what in ("no ledger", "after kill -9"):
         for text, unit, attribute, bar in (
@@ -268,7 +270,7 @@ def main() -> int:
     skip = [kind for kind in chosen.skip.split(",") if kind]
     if chosen.runtime:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        Backend(chosen.runtime, Crowd(chosen.hostile, skip)).run()
+        Backend(chosen.runtime, CrowdedRuntime(chosen.hostile, skip)).run()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         with sources(chosen.base or str(ROOT)) as (root, named):

@@ -89,13 +89,13 @@ def header_blocks(path: bytes, count: int) -> list[bytes]:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCall:
     begun: int
     size: int = 0
     start: bytes = b""
 
 
-class Client:
+class LoadClient:
     """One connection and the calls on it."""
 
     def __init__(self, target: str, call: messages.Call, blocks: Sequence[bytes], stall: float) -> None:
@@ -114,7 +114,7 @@ class Client:
         self.inflow = Inflow(self.outbox, STREAM_WINDOW, CONNECTION_WINDOW)
         self.inflow.greet()
         self.reader = AnswerReader()
-        self.open: dict[int, _Open] = {}
+        self.open: dict[int, _OpenCall] = {}
         self.times: list[int] = []
         self.errors: list[str] = []
         self.answer_bytes = 0
@@ -128,7 +128,7 @@ class Client:
         """Start one call."""
         stream = 2 * self.used + 1
         self.outbox.open(stream)
-        self.open[stream] = _Open(time.perf_counter_ns())
+        self.open[stream] = _OpenCall(time.perf_counter_ns())
         head = frame(HEADERS, END_HEADERS, stream, self.blocks[self.used])
         self.used += 1
         self.outbox.send(stream, head, self.body)
@@ -227,7 +227,7 @@ class Client:
             self.answer_bytes, self.sample = call.size - 5, call.start
 
 
-def _turn(client: Client, result: Result) -> bool:
+def _turn(client: LoadClient, result: Result) -> bool:
     try:
         if client.exchange():
             return True
@@ -253,7 +253,7 @@ def run_load(
     call = messages.call(name, expect)
     result = Result(name, conc)
     try:
-        client = Client(target, call, header_blocks(call.path, n + warm), stall)
+        client = LoadClient(target, call, header_blocks(call.path, n + warm), stall)
     except OSError as error:
         result.errors, result.first_error = 1, f"cannot connect to {target}: {error}"
         return result

@@ -54,7 +54,7 @@ CONTAINERS, ROUNDS, BAR = 300, 60, 1.15
 GROUP = f"topoproxy-bench-{os.getpid()}"
 
 
-class Counting(OsCgroupFiles):
+class CountingFiles(OsCgroupFiles):
     """Counts writes."""
 
     writes = 0
@@ -172,7 +172,7 @@ class Moved:
 
 def measure(root: Path) -> Moved:
     """Move all containers, again and again."""
-    files, took, dice = Counting(root), Figures(), random.Random(1)
+    files, took, dice = CountingFiles(root), Figures(), random.Random(1)
     with groups(root) as paths:
         online = CpuSet.parse((root / "cpuset.cpus").read_text())
         there, owned = states(online, paths)

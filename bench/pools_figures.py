@@ -41,17 +41,17 @@ HEAD = (
     "pools after a change, in this process",
     *("p50", "p99", "p50 in loops", "bar", "named", "changed", "written"),
 )
-BAR = 2.0
+BAR_MS = 2.0
 """Limits in milliseconds, of median and 99th percentile."""
 CONTAINERS = 1000
 GUARANTEED, BURSTABLE, BEST_EFFORT = KubeQos.GUARANTEED, KubeQos.BURSTABLE, KubeQos.BEST_EFFORT
 SYSTEM_CPUS = CpuSet(range(2))
 WHOLE = Request(2048, 200_000, 100_000)
-PART = Request(512, 50_000, 100_000)
+PART_OF_A_CPU = Request(512, 50_000, 100_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Timed):
+class MeasuredChange(Timed):
     """One row: the event, the time to decide it (milliseconds), and the consequences.
 
     Attributes:
@@ -63,7 +63,7 @@ class Change(Timed):
     named: int
     changed: int
     written: int
-    bar: float | None = BAR
+    bar: float | None = BAR_MS
 
     @property
     def missed(self) -> bool:
@@ -71,7 +71,7 @@ class Change(Timed):
         return late or not self.named == self.changed == self.written
 
 
-class Kernel:
+class CountingCgroups:
     """Cgroups as numbers; counts what is written."""
 
     version = 2
@@ -103,7 +103,7 @@ class Kernel:
         return True
 
 
-def guest(
+def bench_pod(
     number: int,
     qos: QosClass = QosClass.NONE,
     kube: KubeQos = BURSTABLE,
@@ -122,18 +122,18 @@ def guest(
     )
 
 
-def owned(number: int) -> str:
+def owner_cpus(number: int) -> str:
     """CPUs for the owner with a number: both threads of a core, spread over the machine."""
     core = 8 + number * 3
     return f"{core},{core + 256}"
 
 
-def crowd() -> Iterator[tuple[Pod, Request]]:
+def all_pods() -> Iterator[tuple[Pod, Request]]:
     """Return pods of all classes, as many as there are containers: 51 of them own CPUs."""
     for i in range(17):
-        yield guest(i, QosClass.LSE, GUARANTEED, owned(i)), WHOLE
-        yield guest(100 + i, QosClass.LSR, GUARANTEED, owned(20 + i)), WHOLE
-        yield guest(200 + i, QosClass.NONE, GUARANTEED), WHOLE
+        yield bench_pod(i, QosClass.LSE, GUARANTEED, owner_cpus(i)), WHOLE
+        yield bench_pod(100 + i, QosClass.LSR, GUARANTEED, owner_cpus(20 + i)), WHOLE
+        yield bench_pod(200 + i, QosClass.NONE, GUARANTEED), WHOLE
     sharing = (
         (QosClass.LS, BURSTABLE, False),
         (QosClass.LS, BURSTABLE, True),
@@ -146,19 +146,21 @@ def crowd() -> Iterator[tuple[Pod, Request]]:
     )
     for i in range(CONTAINERS - 51):
         qos, kube, bound = sharing[i % len(sharing)]
-        yield guest(1000 + i, qos, kube, nodes=Mask((i // 8 % 8,)) if bound else None), PART
+        yield bench_pod(1000 + i, qos, kube, nodes=Mask((i // 8 % 8,)) if bound else None), PART_OF_A_CPU
 
 
-def full() -> NodeState:
+def full_node() -> NodeState:
     """Return a machine of 512 CPUs on 8 nodes with a thousand running containers."""
     known = machine(8, 32, 2)
     state = NodeState.empty(Node(known, CpuTopology.of(known), static=True, system=SYSTEM_CPUS))
-    for pod, request in crowd():
-        state, _ = arrived(state, pod, request)
+    for pod, request in all_pods():
+        state, _ = with_container(state, pod, request)
     return state
 
 
-def arrived(state: NodeState, pod: Pod, request: Request, name: str = "c") -> tuple[NodeState, Container]:
+def with_container(
+    state: NodeState, pod: Pod, request: Request, name: str = "c"
+) -> tuple[NodeState, Container]:
     """Return the state with one more running container, and the container."""
     plan = place(state.with_pod(pod), pod, name, 0, request, f"{name}-{pod.uid}")
     if plan.container is None:
@@ -167,9 +169,11 @@ def arrived(state: NodeState, pod: Pod, request: Request, name: str = "c") -> tu
     return plan.state.changed(put=(container,)), container
 
 
-def change(what: str, before: NodeState, after: Callable[[], NodeState], bar: float | None = BAR) -> Change:
+def change(
+    what: str, before: NodeState, after: Callable[[], NodeState], bar: float | None = BAR_MS
+) -> MeasuredChange:
     """Measure one change, and count its consequences."""
-    kernel: Any = Kernel(before)
+    kernel: Any = CountingCgroups(before)
     state = after()
     shrink, grow = moves(before, state)
     there = [(c, state.containers.get(c.id)) for c in before.containers.values()]
@@ -182,36 +186,36 @@ def change(what: str, before: NodeState, after: Callable[[], NodeState], bar: fl
         raise RuntimeError(f"{what}: others are named than those whose set changes")
     CpusetWriter(kernel, lambda: state).write([*shrink, *grow])
     samples = sampled(lambda: moves(before, after()))
-    return Change(what, samples, len(shrink) + len(grow), len(changed), kernel.writes, bar)
+    return MeasuredChange(what, samples, len(shrink) + len(grow), len(changed), kernel.writes, bar)
 
 
-def calls() -> Iterator[Change]:
+def calls() -> Iterator[MeasuredChange]:
     """Measure the cost of kubelet's calls."""
-    state = full()
-    new, late = owned(60), 5000
+    state = full_node()
+    new, late = owner_cpus(60), 5000
     comers = (
-        ("an LSE pod", guest(late, QosClass.LSE, GUARANTEED, new), WHOLE),
-        ("an LSR pod", guest(late, QosClass.LSR, GUARANTEED, new), WHOLE),
-        ("a Guaranteed pod with whole CPUs", guest(late, QosClass.NONE, GUARANTEED), WHOLE),
-        ("another container of an LSE pod", guest(0, QosClass.LSE, GUARANTEED, owned(0)), WHOLE),
-        ("an LS pod bound to a NUMA node", guest(late, QosClass.LS, nodes=Mask((3,))), PART),
-        ("an LS pod", guest(late, QosClass.LS), PART),
-        ("a BE pod", guest(late, QosClass.BE, BEST_EFFORT), PART),
-        ("a SYSTEM pod", guest(late, QosClass.SYSTEM), PART),
+        ("an LSE pod", bench_pod(late, QosClass.LSE, GUARANTEED, new), WHOLE),
+        ("an LSR pod", bench_pod(late, QosClass.LSR, GUARANTEED, new), WHOLE),
+        ("a Guaranteed pod with whole CPUs", bench_pod(late, QosClass.NONE, GUARANTEED), WHOLE),
+        ("another container of an LSE pod", bench_pod(0, QosClass.LSE, GUARANTEED, owner_cpus(0)), WHOLE),
+        ("an LS pod bound to a NUMA node", bench_pod(late, QosClass.LS, nodes=Mask((3,))), PART_OF_A_CPU),
+        ("an LS pod", bench_pod(late, QosClass.LS), PART_OF_A_CPU),
+        ("a BE pod", bench_pod(late, QosClass.BE, BEST_EFFORT), PART_OF_A_CPU),
+        ("a SYSTEM pod", bench_pod(late, QosClass.SYSTEM), PART_OF_A_CPU),
     )
     for what, pod, request in comers:
-        after, container = arrived(state, pod, request, "late")
+        after, container = with_container(state, pod, request, "late")
         come = partial(state.changed, put=(container,))
         yield change(f"{what} comes", state, come)
         yield change(f"{what} goes", after, partial(after.changed, drop=(container.id,)))
 
 
-def others() -> Iterator[Change]:
+def other_events() -> Iterator[MeasuredChange]:
     """Measure the cost of events other than kubelet's calls; all but the first two are rare."""
-    state = full()
+    state = full_node()
     some = state.pools.be & CpuSet(range(200))
     yield change("BE is suppressed to fewer CPUs", state, partial(state.with_be_limit, some))
-    held = {"elsewhere": {"main": CpuSet.parse(owned(61))}}
+    held = {"elsewhere": {"main": CpuSet.parse(owner_cpus(61))}}
     yield change("kubelet's CPU manager gives CPUs away", state, partial(state.with_kubelet_cpus, held))
     fewer = offline(state.node.machine, CpuSet((101, 357)))
     yield change("two CPUs go offline", state, partial(state.with_machine, fewer), None)
@@ -226,12 +230,12 @@ def offline(known: Machine, gone: CpuSet) -> Machine:
     return changed_copy(known, cpus=cpus, nodes=nodes)
 
 
-def measure() -> list[Change]:
+def measure() -> list[MeasuredChange]:
     """Measure everything."""
-    return [*calls(), *others()]
+    return [*calls(), *other_events()]
 
 
-def rows(changes: list[Change], loop: float) -> list[list[str]]:
+def rows(changes: list[MeasuredChange], loop: float) -> list[list[str]]:
     """The table's rows."""
     return [
         [

@@ -122,7 +122,7 @@ def start(
     *,
     malloc: bool,
     seconds: float = 10.0,
-    more: Mapping[str, str] | None = None,
+    extra_environment: Mapping[str, str] | None = None,
 ) -> Process:
     """Start a process and wait until its socket accepts; ``listening_ms`` says how long that took.
 
@@ -132,7 +132,7 @@ def start(
         sock: Where it listens.
         malloc: Whether to set the malloc thresholds for it.
         seconds: How long the start may take.
-        more: Environment variables to add.
+        extra_environment: Environment variables to add.
     """
     sock.unlink(missing_ok=True)
     log = sock.with_suffix(".log")
@@ -142,7 +142,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment(malloc=malloc) | dict(more or {}),
+            env=environment(malloc=malloc) | dict(extra_environment or {}),
             cwd=sock.parent,
         )
     process = Process(name, popen, sock, log)
@@ -163,28 +163,30 @@ class Target:
         name: As in the tables.
         argv: Makes the command line from the directory, the socket to listen on and the runtime's socket.
         malloc: Whether to set the malloc thresholds for it.
-        more: Environment variables to add.
+        extra_environment: Environment variables to add.
     """
 
     name: str
     argv: Callable[[Path, Path, Path], list[str]]
     malloc: bool = False
-    more: Mapping[str, str] | None = None
+    extra_environment: Mapping[str, str] | None = None
 
     def start(self, directory: Path, runtime: Path, tag: str = "") -> Process:
         """Start the target with its own directory."""
         own = directory / f"{self.name.replace(' ', '-')}{tag}"
         own.mkdir(exist_ok=True)
         sock = own / "cri.sock"
-        return start(self.name, self.argv(own, sock, runtime), sock, malloc=self.malloc, more=self.more)
+        return start(
+            self.name, self.argv(own, sock, runtime), sock, malloc=self.malloc, extra_environment=self.more
+        )
 
 
 def backend_argv(sock: Path, *more: str) -> list[str]:
     return [sys.executable, str(BENCH / "backend.py"), "--listen", str(sock), *more]
 
 
-_BESIDE = Path(sys.executable).parent / "topoproxy"
-PROGRAM = [str(_BESIDE)] if _BESIDE.exists() else [sys.executable, "-m", "proxy"]
+_INSTALLED_PROGRAM = Path(sys.executable).parent / "topoproxy"
+PROGRAM = [str(_INSTALLED_PROGRAM)] if _INSTALLED_PROGRAM.exists() else [sys.executable, "-m", "proxy"]
 
 
 def _topoproxy(directory: Path, sock: Path, runtime: Path) -> list[str]:
@@ -222,9 +224,9 @@ def checkout(name: str, root: Path) -> Target:
     Raises:
         BenchError: There are no sources, or other ones would be run.
     """
-    more = {"PYTHONPATH": str(root)}
+    extra_environment = {"PYTHONPATH": str(root)}
     argv = [sys.executable, "-c", "import proxy.daemon; print(proxy.__file__)"]
-    env = environment(malloc=False) | more
+    env = environment(malloc=False) | extra_environment
     done = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         raise BenchError(f"cannot run topoproxy of {root}: {done.stderr.strip()[-400:]}")
@@ -234,7 +236,7 @@ def checkout(name: str, root: Path) -> Target:
     def command(directory: Path, sock: Path, runtime: Path) -> list[str]:
         return [sys.executable, "-m", "proxy", *_topoproxy(directory, sock, runtime)[len(PROGRAM) :]]
 
-    return Target(name, command, more=more)
+    return Target(name, command, extra_environment=extra_environment)
 
 
 @contextlib.contextmanager

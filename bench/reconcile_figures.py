@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from backend import Answers, Backend
+from backend import Backend, RuntimeAnswers
 from frames import message
 from messages import container, identifier
 from procs import BENCH, TOPOPROXY, BenchError, Process, ended, start, wait_until
@@ -57,7 +57,7 @@ HEAD = (
 )
 
 
-class Node(Answers):
+class RuntimeWithContainers(RuntimeAnswers):
     """A runtime with containers that run and never end."""
 
     def __init__(self, root: Path | None, top: str, count: int = CONTAINERS) -> None:
@@ -146,7 +146,7 @@ def groups(directory: Path) -> Iterator[tuple[Path, str]]:
     yield tree.root, "a directory with its rules"
 
 
-class Kubelet:
+class ReconcilingKubelet:
     """Makes calls as kubelet does."""
 
     def __init__(self, client: CriClient, cpus: str, *, always: bool) -> None:
@@ -236,13 +236,13 @@ def measure(seconds: float) -> tuple[list[list[str]], bool]:
             work(seconds)
             return (daemon.cpu_ms() - before) / 10 / (time.monotonic() - begun)
 
-        spans: list[tuple[str, Kubelet, float, int]] = []
+        spans: list[tuple[str, ReconcilingKubelet, float, int]] = []
         with CriClient(str(listen)) as client:
             for label, always in (
                 ("kubelet before 1.22: all", True),
                 ("kubelet now: the changed ones", False),
             ):
-                kubelet, before = Kubelet(client, cpus, always=always), written(daemon)
+                kubelet, before = ReconcilingKubelet(client, cpus, always=always), written(daemon)
                 share = span(kubelet.live)
                 spans.append((label, kubelet, share, written(daemon) - before))
         idle = span(time.sleep)  # the last one, when all work of the start is done
@@ -269,7 +269,7 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.runtime:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        Backend(chosen.runtime, Node(chosen.groups, chosen.top, chosen.containers)).run()
+        Backend(chosen.runtime, RuntimeWithContainers(chosen.groups, chosen.top, chosen.containers)).run()
     try:
         rows, missed = measure(chosen.seconds)
     except BenchError as error:

@@ -30,7 +30,7 @@ from typing import Any
 
 from churn import memory_mb
 from crash import progress
-from faulty_node import KINDS, Node, node
+from faulty_node import KINDS, FaultyNode, new_node
 from procs import BenchError
 from table import number, percentile, render
 
@@ -40,8 +40,8 @@ from proxy.demo.client import CriClient, DemoPod
 from proxy.model.errors import RuntimeCallError
 from proxy.model.workload import KubeQos
 
-RELOADS, HANDS, PROBED = 1000, 4, 10
-WARM, GROWTH_MB = 20, 5.0
+RELOADS, CLIENTS, PROBE_EVERY = 1000, 4, 10
+WARM_UP_RELOADS, GROWTH_MB = 20, 5.0
 """Reloads before the daemon's memory is first measured, and how much it may grow after that."""
 LIMIT_S = 60.0
 PROBES = (
@@ -107,14 +107,14 @@ class ReloadDay:
 class Clients:
     """Threads that make calls until they are ended, and pause on request."""
 
-    def __init__(self, one: Node, day: ReloadDay) -> None:
-        self.one, self.day = one, day
+    def __init__(self, node: FaultyNode, day: ReloadDay) -> None:
+        self.node, self.day = node, day
         self.latencies = day.calm
         self._going = threading.Event()
         self._end = threading.Event()
         self._lock = threading.Lock()
         self._resting = threading.Semaphore(0)
-        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(HANDS)]
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(CLIENTS)]
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -142,7 +142,7 @@ class Clients:
         kind = (KINDS[0], KINDS[1], KINDS[3], KINDS[6])[number]
         dice = random.Random(number)
         try:
-            with CriClient(str(self.one.socket)) as client:
+            with CriClient(str(self.node.socket)) as client:
                 while not self._end.is_set():
                     if not self._going.is_set():
                         self._resting.release()
@@ -155,11 +155,11 @@ class Clients:
                 self._end.wait(0.1)
 
     def _pod(self, client: CriClient, kind: DemoPod, dice: random.Random) -> None:
-        pod_id = self._timed(lambda: self.one.pod(client, kind))
+        pod_id = self._timed(lambda: self.node.pod(client, kind))
         if pod_id is None:
             return
         for attempt in range(dice.randint(1, 2)):
-            container_id = self._timed(lambda attempt=attempt: self.one.create(client, pod_id, attempt))
+            container_id = self._timed(lambda attempt=attempt: self.node.create(client, pod_id, attempt))
             if container_id is None:
                 continue
             self._timed(lambda container_id=container_id: client.start(container_id))
@@ -181,16 +181,16 @@ class Clients:
                 self.latencies.append(time.perf_counter() - began)
 
 
-class Probe:
+class CallProbe:
     """Repeats the same calls, and records the bytes that reach the runtime and the answers."""
 
-    def __init__(self, one: Node) -> None:
-        self.one = one
+    def __init__(self, node: FaultyNode) -> None:
+        self.node = node
         self.seen: list[bytes] = []
         self._pods: list[Any] = []
-        one.runtime.before("CreateContainer", self._see)
+        node.runtime.before("CreateContainer", self._record_request)
 
-    def _see(self, request: Any) -> None:
+    def _record_request(self, request: Any) -> None:
         self.seen.append(request.SerializeToString(deterministic=True))
 
     def start(self, client: CriClient) -> None:
@@ -211,76 +211,78 @@ class Probe:
         return [*self.seen, *found, json.dumps(self._page(), sort_keys=True).encode()]
 
     def _page(self) -> list[Any]:
-        page: Any = query_admin(self.one.admin, "/status", LIMIT_S)
+        page: Any = query_admin(self.node.admin, "/status", LIMIT_S)
         config = {key: page["config"][key] for key in ("source", "since", "restart")}
         return [config, page["settings"], page["nodePolicy"], page["pools"], page["violations"]]
 
 
-def reload_once(one: Node, number: int) -> dict[str, Any]:
+def reload_once(node: FaultyNode, number: int) -> dict[str, Any]:
     """Reload by the admin socket or by SIGHUP; return how it ended."""
     if number % 4 < 2:
-        page: Any = query_admin(one.admin, "/reload", LIMIT_S, act=True)
+        page: Any = query_admin(node.admin, "/reload", LIMIT_S, act=True)
         return dict(page["reload"])
-    assert one.popen is not None
-    before = _last(one)
-    one.popen.send_signal(signal.SIGHUP)
-    one.until(lambda: _last(one) != before, LIMIT_S, "the reload by SIGHUP")
-    return _last(one)
+    assert node.popen is not None
+    before = _last_reload(node)
+    node.popen.send_signal(signal.SIGHUP)
+    node.wait_until(lambda: _last_reload(node) != before, LIMIT_S, "the reload by SIGHUP")
+    return _last_reload(node)
 
 
-def _last(one: Node) -> dict[str, Any]:
-    page: Any = query_admin(one.admin, "/status", LIMIT_S)
+def _last_reload(node: FaultyNode) -> dict[str, Any]:
+    page: Any = query_admin(node.admin, "/status", LIMIT_S)
     return dict(page["config"]["reload"])
 
 
 def measure(reloads: int = RELOADS) -> ReloadDay:
     """Reload this many times."""
     day = ReloadDay()
-    with tempfile.TemporaryDirectory(prefix="rl") as directory, node(Path(directory)) as one:
-        file = one.directory / "config.yaml"
+    with tempfile.TemporaryDirectory(prefix="rl") as directory, new_node(Path(directory)) as node:
+        file = node.directory / "config.yaml"
         base = json.loads(file.read_text())
-        one.start()
-        probe, clients = Probe(one), Clients(one, day)
-        with CriClient(str(one.socket)) as client, clients.at_work():
+        node.start()
+        probe, clients = CallProbe(node), Clients(node, day)
+        with CriClient(str(node.socket)) as client, clients.at_work():
             probe.start(client)
             time.sleep(2)
             clients.latencies = day.busy
             good = itertools.cycle(GOOD)
             values = base
             for turn in range(reloads):
-                if turn == WARM or (turn == 0 and reloads <= WARM):
-                    day.memory.append(memory_mb(one))
+                if turn == WARM_UP_RELOADS or (turn == 0 and reloads <= WARM_UP_RELOADS):
+                    day.memory.append(memory_mb(node))
                 if turn % 2 == 0:
                     values = {**base, **next(good)}
                     file.write_text(json.dumps(values))
-                    _good(one, turn, day)
+                    _reload_good(node, turn, day)
                 else:
                     file.write_text(BAD[turn // 2 % len(BAD)](values))
-                    paused = clients.paused() if turn // 2 % PROBED == 0 else contextlib.nullcontext()
+                    paused = clients.paused() if turn // 2 % PROBE_EVERY == 0 else contextlib.nullcontext()
                     with paused:
-                        compared = probe if turn // 2 % PROBED == 0 else None
-                        _bad(one, turn, day, compared, client)
+                        compared = probe if turn // 2 % PROBE_EVERY == 0 else None
+                        _reload_bad(node, turn, day, compared, client)
                 if turn % 100 == 99:
                     progress(f"{turn + 1} reloads, {day.calls} calls, {len(day.failed)} failed")
-            day.memory.append(memory_mb(one))
-        page = one.status() or {}
+            day.memory.append(memory_mb(node))
+        page = node.status() or {}
         day.wrong += [f"internal errors: {n}" for n in [page["counters"].get("internal_errors")] if n]
         day.wrong += page["violations"]
     return day
 
 
-def _good(one: Node, turn: int, day: ReloadDay) -> None:
+def _reload_good(node: FaultyNode, turn: int, day: ReloadDay) -> None:
     began = time.perf_counter()
-    done = reload_once(one, turn)
+    done = reload_once(node, turn)
     day.took.append(time.perf_counter() - began)
     day.good += 1
     if done["result"] != "applied":
         day.wrong.append(f"reload {turn} of a good file: {done['result']} {done['reason']}")
 
 
-def _bad(one: Node, turn: int, day: ReloadDay, probe: Probe | None, client: CriClient) -> None:
+def _reload_bad(
+    node: FaultyNode, turn: int, day: ReloadDay, probe: CallProbe | None, client: CriClient
+) -> None:
     before = probe.run(client) if probe is not None else []
-    done = reload_once(one, turn)
+    done = reload_once(node, turn)
     day.bad += 1
     if done["result"] != "refused" or not done["reason"]:
         day.wrong.append(f"reload {turn} of a bad file: {done['result']}")
@@ -311,12 +313,12 @@ HEAD = (
 
 
 def rows(day: ReloadDay) -> list[list[str]]:
-    def middle(each: list[float], part: float) -> float:
+    def percentile_ms(each: list[float], part: float) -> float:
         return percentile(each, part) * 1000
 
     return [
         [
-            f"{HANDS} clients at once",
+            f"{CLIENTS} clients at once",
             str(day.good),
             str(day.bad),
             str(day.compared),
@@ -324,8 +326,8 @@ def rows(day: ReloadDay) -> list[list[str]]:
             str(len(day.failed)),
             str(len(day.wrong)),
             f"{number(statistics.median(day.took) * 1000)} ms",
-            f"{number(middle(day.calm, 0.5))}/{number(middle(day.calm, 0.99))} ms",
-            f"{number(middle(day.busy, 0.5))}/{number(middle(day.busy, 0.99))} ms",
+            f"{number(percentile_ms(day.calm, 0.5))}/{number(percentile_ms(day.calm, 0.99))} ms",
+            f"{number(percentile_ms(day.busy, 0.5))}/{number(percentile_ms(day.busy, 0.99))} ms",
             f"{day.growth:+.1f} MB",
             f"0, 0, {GROWTH_MB:g} MB" + (" MISSED" if day.missed else ""),
         ]

@@ -74,7 +74,7 @@ IN_FLIGHT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """How much is measured."""
 
     rounds: int
@@ -84,7 +84,7 @@ class Plan:
     outages: int = 3
 
 
-QUICK = Plan(rounds=2, share=0.25, seconds=0.5, starts=2, outages=1)
+QUICK = BenchPlan(rounds=2, share=0.25, seconds=0.5, starts=2, outages=1)
 
 
 def progress(text: str) -> None:
@@ -113,7 +113,7 @@ def answers(target: Path) -> bool:
 class Bench:
     """One run: a directory, a runtime, the targets, and the figures."""
 
-    def __init__(self, directory: Path, plan: Plan, seed: int) -> None:
+    def __init__(self, directory: Path, plan: BenchPlan, seed: int) -> None:
         self.directory = directory
         self.plan = plan
         self.random = random.Random(seed)
@@ -134,7 +134,7 @@ class Bench:
             paths = {DIRECT: self.backend.sock} | {process.name: process.sock for process in running}
             by_name = {process.name: process for process in running}
             for name, path in paths.items():
-                self._learn_cpus(name, path)
+                self._read_written_cpus(name, path)
             work = [(self._latency, item) for item in LATENCY] + [(self._rate, item) for item in RATES]
             for turn in range(1, self.plan.rounds + 1):
                 progress(f"round {turn} of {self.plan.rounds}")
@@ -144,7 +144,7 @@ class Bench:
                             name, paths[name], by_name.get(name), call, max(50, int(count * self.plan.share))
                         )
 
-    def _learn_cpus(self, name: str, path: Path) -> None:
+    def _read_written_cpus(self, name: str, path: Path) -> None:
         """Learn which CPUs a target writes; all its later creates must carry them."""
         wait_until(lambda: answers(path), 10, f"no answer through {name}")
         shown = run_load(str(path), "Create", conc=1, n=1, dur=5, warm=0)
@@ -286,7 +286,7 @@ def rows(figures: Figures) -> list[list[str]]:
     return out
 
 
-def measure(plan: Plan, seed: int) -> Bench:
+def measure(plan: BenchPlan, seed: int) -> Bench:
     """Measure everything."""
     with tempfile.TemporaryDirectory(prefix="topoproxy-bench-") as directory:
         bench = Bench(Path(directory), plan, seed)
@@ -316,9 +316,9 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     chosen = arguments()
-    plan = QUICK if chosen.quick else Plan(rounds=5)
+    plan = QUICK if chosen.quick else BenchPlan(rounds=5)
     if chosen.rounds > 0:
-        plan = Plan(chosen.rounds, plan.share, plan.seconds, plan.starts, plan.outages)
+        plan = BenchPlan(chosen.rounds, plan.share, plan.seconds, plan.starts, plan.outages)
     begun = time.perf_counter()
     try:
         bench = measure(plan, chosen.seed)

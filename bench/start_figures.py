@@ -48,7 +48,7 @@ HEAD = (
 )
 
 
-class Probe:
+class TurnProbe:
     """Waits for its next turn, again and again.
 
     Attributes:
@@ -77,7 +77,7 @@ stateDir: {directory}/state
 """
     groups = FakeCgroups(directory / "groups", MACHINE.online, MACHINE.memory_nodes, 2)
     daemon = Daemon(parse(text, "bench"), machine=MACHINE, cgroups=groups)
-    probe = Probe()
+    probe = TurnProbe()
     begun = time.perf_counter()
     await daemon.start()
     task = asyncio.create_task(probe.run())

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from crash import progress
-from faulty_node import KINDS, Node, node
+from faulty_node import KINDS, FaultyNode, new_node
 from procs import BENCH, BenchError
 from table import number, percentile, render
 
@@ -39,8 +39,8 @@ from proxy.demo.client import CriClient, DemoPod
 from proxy.model.errors import TopoproxyError
 from proxy.upgrade.replacement import replace_daemon
 
-PODS, ROUNDS, HANDS = 300, 3, 4
-SLOW_S = 3.0
+PODS, ROUNDS, CLIENTS = 300, 3, 4
+SLOW_STOP_S = 3.0
 """Seconds that a container takes to stop, longer than an upgrade."""
 LIMIT_S = 60.0
 BAR_S = 2.0
@@ -78,7 +78,7 @@ class Upgrades:
         calls, failed: Calls of the clients, and the messages of those that failed.
         calm, busy: Seconds of calls without and during upgrades.
         took: Seconds of each upgrade.
-        held: Seconds of each upgrade in which no call was accepted.
+        pauses_s: Seconds of each upgrade in which no call was accepted.
         wrong: Messages about violations.
     """
 
@@ -88,7 +88,7 @@ class Upgrades:
     calm: list[float] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
     took: list[float] = field(default_factory=list)
-    held: list[float] = field(default_factory=list)
+    pauses_s: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -97,28 +97,28 @@ class Upgrades:
 
     @property
     def missed(self) -> bool:
-        return bool(self.failed or self.wrong or not self.held) or max(self.held) > BAR_S
+        return bool(self.failed or self.wrong or not self.pauses_s) or max(self.pauses_s) > BAR_S
 
 
-class HastyClient(CriClient):
+class FailFastClient(CriClient):
     """A client whose calls fail at once if no connection can be made."""
 
     def call(self, method: str, request: Any) -> Any:
         return self._calls[method](request, timeout=30.0)
 
 
-class Load:
+class UpgradeLoad:
     """Threads that make calls, and measure them."""
 
-    def __init__(self, one: Node, out: Upgrades) -> None:
-        self.one, self.out = one, out
+    def __init__(self, node: FaultyNode, out: Upgrades) -> None:
+        self.node, self.out = node, out
         self.latencies = out.calm
         self._end = threading.Event()
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        threads = [threading.Thread(target=self._run, args=(number,)) for number in range(HANDS)]
+        threads = [threading.Thread(target=self._run, args=(number,)) for number in range(CLIENTS)]
         for thread in threads:
             thread.start()
         try:
@@ -130,15 +130,15 @@ class Load:
 
     def _run(self, number: int) -> None:
         kind = (KINDS[0], KINDS[1], KINDS[2], KINDS[6])[number]
-        with HastyClient(str(self.one.socket)) as client:
+        with FailFastClient(str(self.node.socket)) as client:
             while not self._end.is_set():
                 self._pod(client, kind)
 
     def _pod(self, client: CriClient, kind: DemoPod) -> None:
-        pod = self.timed(lambda: self.one.pod(client, kind))
+        pod = self.timed(lambda: self.node.pod(client, kind))
         if pod is None:
             return
-        created = self.timed(lambda: self.one.create(client, pod, 0))
+        created = self.timed(lambda: self.node.create(client, pod, 0))
         if created is not None:
             self.timed(lambda: client.start(created))
             self.timed(lambda: client.update(created, pb.LinuxContainerResources(cpu_shares=64)))
@@ -163,34 +163,34 @@ class Load:
 class UpgradedNode:
     """A node whose daemon is replaced."""
 
-    def __init__(self, one: Node, out: Upgrades) -> None:
-        self.one, self.out = one, out
-        self.versions = Versions(one.directory)
+    def __init__(self, node: FaultyNode, out: Upgrades) -> None:
+        self.node, self.out = node, out
+        self.versions = Versions(node.directory)
         self.pid = 0
         self._first: Any = None
-        one.runtime.before("StopContainer", self._stop_slowly)
+        node.runtime.before("StopContainer", self._stop_slowly)
         self._slow_id = ""
 
     def start(self) -> None:
         self.versions.install("old")
-        file = self.one.directory / "config.yaml"
+        file = self.node.directory / "config.yaml"
         slow = {"callTimeout": "30s", "log": {"level": "info"}}
         file.write_text(json.dumps({**json.loads(file.read_text()), **slow}))
-        self.one.path = str(self.versions.installed)
-        self.one.start()
-        assert self.one.popen is not None
-        self._first = self.one.popen
-        self.pid = self.one.popen.pid
+        self.node.import_path = str(self.versions.installed)
+        self.node.start()
+        assert self.node.popen is not None
+        self._first = self.node.popen
+        self.pid = self.node.popen.pid
 
     def _stop_slowly(self, request: Any) -> None:
         if request.container_id == self._slow_id:
-            time.sleep(SLOW_S)
+            time.sleep(SLOW_STOP_S)
 
-    def upgrade(self, name: str, load: Load) -> None:
+    def upgrade(self, name: str, load: UpgradeLoad) -> None:
         """Install a version and replace the daemon, while a container stops slowly."""
-        with HastyClient(str(self.one.socket)) as client:
-            pod = self.one.pod(client, KINDS[1])
-            self._slow_id = self.one.create(client, pod, 0)
+        with FailFastClient(str(self.node.socket)) as client:
+            pod = self.node.pod(client, KINDS[1])
+            self._slow_id = self.node.create(client, pod, 0)
             client.start(self._slow_id)
             stopping = threading.Thread(target=self._timed_stop, args=(client, load))
             stopping.start()
@@ -198,36 +198,36 @@ class UpgradedNode:
             self.versions.install(name)
             began = time.perf_counter()
             load.latencies = self.out.busy
-            self.pid = replace_daemon(self.one.admin, LIMIT_S).pid
+            self.pid = replace_daemon(self.node.admin, LIMIT_S).pid
             self.out.took.append(time.perf_counter() - began)
             time.sleep(0.5)
             load.latencies = self.out.calm
             stopping.join()
             client.end_pod(pod)
         if (first := self._first) is not None:  # a child process
-            self.one.until(lambda: first.poll() is not None, LIMIT_S, "the end of the former daemon")
+            self.node.wait_until(lambda: first.poll() is not None, LIMIT_S, "the end of the former daemon")
             self._first = None
-        page: Any = query_admin(self.one.admin, "/interface")
+        page: Any = query_admin(self.node.admin, "/interface")
         if (page["version"] == "99.0.0") != (name == "new"):
             self.out.wrong.append(f"{page['version']} runs after the change to {name}")
 
-    def _timed_stop(self, client: CriClient, load: Load) -> None:
+    def _timed_stop(self, client: CriClient, load: UpgradeLoad) -> None:
         began = time.perf_counter()
         try:
             client.stop(self._slow_id)
         except Exception as error:  # noqa: BLE001
             self.out.failed.append(f"the slow stop: {error!r}"[:300])
-        if time.perf_counter() - began < SLOW_S:
+        if time.perf_counter() - began < SLOW_STOP_S:
             self.out.wrong.append("the slow stop was not slow")
         self.out.calls += 1
 
     def owners(self) -> dict[str, str]:
         """Return the CPUs of owners that stay, as the kernel has them."""
         return {
-            self.one.name(record): str(self.one.cgroups.read(record.cgroup).cpus)
-            for record in self.one.runtime.containers.values()
+            self.node.name(record): str(self.node.cgroups.read(record.cgroup).cpus)
+            for record in self.node.runtime.containers.values()
             if record.state == pb.CONTAINER_RUNNING
-            and self.one.runtime.pods[record.pod_id].config.metadata.name.startswith(
+            and self.node.runtime.pods[record.pod_id].config.metadata.name.startswith(
                 tuple(f"{kind.name}-" for kind in OWNERS)
             )
         }
@@ -236,21 +236,21 @@ class UpgradedNode:
         """End the last daemon, which is not a child process."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
-        self.one.until(lambda: not Path(f"/proc/{self.pid}").exists(), LIMIT_S, "the end of the daemon")
+        self.node.wait_until(lambda: not Path(f"/proc/{self.pid}").exists(), LIMIT_S, "the end of the daemon")
 
 
 def measure(rounds: int = ROUNDS, pods: int = PODS) -> Upgrades:
     """Upgrade and downgrade this many times with this many pods."""
     out = Upgrades(pods=pods)
-    with tempfile.TemporaryDirectory(prefix="up") as directory, node(Path(directory)) as one:
-        upgraded, load = UpgradedNode(one, out), Load(one, out)
+    with tempfile.TemporaryDirectory(prefix="up") as directory, new_node(Path(directory)) as node:
+        upgraded, load = UpgradedNode(node, out), UpgradeLoad(node, out)
         upgraded.start()
         try:
-            with CriClient(str(one.socket)) as client:
+            with CriClient(str(node.socket)) as client:
                 for number in range(pods):
                     kind = OWNERS[number] if number < len(OWNERS) else KINDS[number % 3]
-                    client.start(one.create(client, one.pod(client, kind), 0))
-            out.wrong += one.settled()
+                    client.start(node.create(client, node.pod(client, kind), 0))
+            out.wrong += node.wait_until_settled()
             before = upgraded.owners()
             progress(f"{pods} pods run, {len(before)} own CPUs")
             with load.at_work():
@@ -259,16 +259,16 @@ def measure(rounds: int = ROUNDS, pods: int = PODS) -> Upgrades:
                     upgraded.upgrade(name, load)
                     took = f"{number + 1} upgrades, the last in {out.took[-1]:.2f} s"
                     progress(f"{took}, {out.calls} calls, {len(out.failed)} failed")
-                    out.wrong += [f"overlap: {message}" for message in one.overlaps()]
-            out.wrong += one.settled()
+                    out.wrong += [f"overlap: {message}" for message in node.overlaps()]
+            out.wrong += node.wait_until_settled()
             if (after := upgraded.owners()) != before:
                 out.wrong.append(f"owners moved: {before} -> {after}")
         except (BenchError, TopoproxyError) as error:
-            out.wrong.append(f"{error}: {one.log()}")
+            out.wrong.append(f"{error}: {node.log()}")
         finally:
             upgraded.end()
-        log = (one.directory / "daemon.log").read_text(errors="replace")
-        out.held += [float(text) for text in re.findall(r" replaced .*seconds=([0-9.]+)", log)]
+        log = (node.directory / "daemon.log").read_text(errors="replace")
+        out.pauses_s += [float(text) for text in re.findall(r" replaced .*seconds=([0-9.]+)", log)]
     return out
 
 
@@ -290,7 +290,7 @@ HEAD = (
 def rows(out: Upgrades) -> list[list[str]]:
     """Return the rows of the table."""
 
-    def middle(each: list[float], part: float) -> str:
+    def percentile_ms(each: list[float], part: float) -> str:
         return number(percentile(each, part) * 1000) if each else "-"
 
     return [
@@ -301,10 +301,10 @@ def rows(out: Upgrades) -> list[list[str]]:
             str(len(out.failed)),
             str(len(out.wrong)),
             f"{number(max(out.took))} s",
-            f"{middle(out.calm, 0.5)}/{middle(out.calm, 0.99)} ms",
-            f"{middle(out.busy, 0.5)}/{middle(out.busy, 0.99)} ms",
+            f"{percentile_ms(out.calm, 0.5)}/{percentile_ms(out.calm, 0.99)} ms",
+            f"{percentile_ms(out.busy, 0.5)}/{percentile_ms(out.busy, 0.99)} ms",
             f"{number(out.longest * 1000)} ms",
-            f"{number(max(out.held, default=0.0) * 1000)} ms",
+            f"{number(max(out.pauses_s, default=0.0) * 1000)} ms",
             f"0, 0, {BAR_S:g} s" + (" MISSED" if out.missed else ""),
         ]
     ]

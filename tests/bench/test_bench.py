@@ -266,10 +266,10 @@ def test_the_go_benchmark_is_skipped_with_a_reason_without_the_kit(tmp_path: Pat
 def test_a_ratio_is_the_median_over_rounds_and_more_than_one_is_worse() -> None:
     import random
 
-    import beside
+    import commit_comparison
 
     dice = random.Random(1)
-    slow, rate = beside.Series(), beside.Series(higher_is_better=True)
+    slow, rate = commit_comparison.Series(), commit_comparison.Series(higher_is_better=True)
     for started in range(4):
         for turn in range(8):
             busy = 1 + 3 * dice.random()  # what else the machine does touches both
@@ -289,7 +289,7 @@ def test_an_unknown_base_is_an_error_and_no_traceback(tmp_path: Path) -> None:
         ("no-such-commit", "cannot read the base"),
         (str(tmp_path), "cannot run topoproxy of"),
     ):
-        argv = [sys.executable, str(BENCH / "beside.py"), base, "--quick"]
+        argv = [sys.executable, str(BENCH / "commit_comparison.py"), base, "--quick"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 2, done.stderr
         assert message in done.stderr
@@ -308,7 +308,7 @@ def test_a_slower_checkout_is_reported(tmp_path: Path) -> None:
     at = "    def _create(self, call: UndecidedCall) -> None:\n"
     assert at in text
     target.write_text(text.replace(at, f"{at}        sum(range(40_000))\n"))
-    argv = [sys.executable, str(BENCH / "beside.py"), str(BENCH.parent), "--checkout", str(slow)]
+    argv = [sys.executable, str(BENCH / "commit_comparison.py"), str(BENCH.parent), "--checkout", str(slow)]
     argv += ["--quick", "--starts", "1", "--rounds", "2", "--patience", "1"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -33,7 +33,7 @@ def test_churn_with_a_failing_runtime_has_no_violations() -> None:
 
     done = churn.measure(2000)
     assert done.wrong == []
-    assert sum(done.calls.values()) >= 2000 - churn.HANDS
+    assert sum(done.calls.values()) >= 2000 - churn.CLIENTS
     assert max(done.ledger) < churn.LEDGER_KB * 1024
 
 
@@ -41,7 +41,7 @@ def test_each_attribute_with_a_growth_limit_exists() -> None:
     """The limit of a renamed attribute would not be applied."""
     import churn
 
-    for name in churn.LIMITS:
+    for name in churn.SIZE_LIMITS:
         owner_name, _, attribute = name.rpartition(".")
         owner = pkgutil.resolve_name(owner_name)
         assert re.search(rf"\b{attribute}\b", inspect.getsource(owner)), name

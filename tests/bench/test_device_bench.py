@@ -9,7 +9,7 @@ def test_no_create_hangs_and_no_device_is_given_twice_while_plugins_misbehave() 
 
     chaos = device_chaos.measure(400)
     assert chaos.wrong == []
-    assert (chaos.hung, chaos.bare) == (0, 0), chaos.took
+    assert (chaos.hung, chaos.without_devices) == (0, 0), chaos.took
     assert len(chaos.took[True]) > 100
     assert len(device_chaos.rows(chaos)[0]) == len(device_chaos.HEAD)
 

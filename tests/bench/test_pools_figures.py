@@ -14,7 +14,7 @@ def test_the_measured_machine_has_containers_of_all_classes() -> None:
     from proxy.engine.invariants import violations
     from proxy.model.workload import Pool, QosClass
 
-    state = figures.full()
+    state = figures.full_node()
     there = state.containers.values()
     assert (len(state.node.machine.online), len(there)) == (512, 1000)
     assert len(state.owners) == 51
@@ -30,12 +30,12 @@ def test_the_measured_machine_has_containers_of_all_classes() -> None:
 def test_a_change_is_missed_over_its_bar_or_with_unequal_counts() -> None:
     import pools_figures as figures
 
-    good = figures.Change("good", (1.0, 1.5), 3, 3, 3)
+    good = figures.MeasuredChange("good", (1.0, 1.5), 3, 3, 3)
     assert not good.missed
-    assert figures.Change("slow", (1.0, 2.5), 3, 3, 3).missed
-    assert not figures.Change("slow", (1.0, 2.5), 3, 3, 3, None).missed
-    assert figures.Change("more named", (1.0,), 4, 3, 3).missed
-    assert figures.Change("fewer written", (1.0,), 3, 3, 2).missed
+    assert figures.MeasuredChange("slow", (1.0, 2.5), 3, 3, 3).missed
+    assert not figures.MeasuredChange("slow", (1.0, 2.5), 3, 3, 3, None).missed
+    assert figures.MeasuredChange("more named", (1.0,), 4, 3, 3).missed
+    assert figures.MeasuredChange("fewer written", (1.0,), 3, 3, 2).missed
     (row,) = figures.rows([good], 1.0)
     assert row[1:] == ["1.25 ms", "1.50 ms", "1.25", "2 ms", "3", "3", "3"]
 
@@ -46,9 +46,9 @@ def test_the_containers_that_a_change_moves_are_counted() -> None:
     from proxy.engine.state import NodeState
     from proxy.model.workload import QosClass
 
-    state = figures.full()
-    pod = figures.guest(5000, QosClass.LSR, figures.GUARANTEED, figures.owned(60))
-    _, container = figures.arrived(state, pod, figures.WHOLE)
+    state = figures.full_node()
+    pod = figures.bench_pod(5000, QosClass.LSR, figures.GUARANTEED, figures.owner_cpus(60))
+    _, container = figures.with_container(state, pod, figures.WHOLE)
     came = figures.change("LSR", state, lambda: state.changed(put=(container,)))
     # LS and those without a class, the bound ones of one node among them; neither BE nor SYSTEM.
     node = state.node.machine.nodes_of(container.placement.exclusive)

@@ -9,5 +9,5 @@ def test_an_upgrade_and_a_downgrade_under_load_fail_no_call() -> None:
     out = upgrade_figures.measure(1, 12)
     assert out.failed == []
     assert out.wrong == []
-    assert (len(out.took), len(out.held)) == (2, 2)
+    assert (len(out.took), len(out.pauses_s)) == (2, 2)
     assert out.calls > 50

@@ -38,11 +38,11 @@ def directory() -> Iterator[Path]:
 def test_forty_hostile_pods_do_not_affect_twelve_honest_ones(
     runtime: PrivateRuntime, directory: Path
 ) -> None:
-    from hostile import attacks
-    from hostile_day import CPUS, failures, honest_pods, play
+    from hostile_day import CPUS, failures, honest_pods, play_day
+    from hostile_pods import attacks
 
     honest = honest_pods(12)
-    quiet = play(runtime, directory / "quiet", honest, ())
+    quiet = play_day(runtime, directory / "quiet", honest, ())
     assert quiet.owners == {"tenant-good"}, quiet.honest
-    busy = play(runtime, directory / "busy", honest, attacks(40, 1, CPUS))
+    busy = play_day(runtime, directory / "busy", honest, attacks(40, 1, CPUS))
     assert failures(quiet, busy) == []

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_node import Node
-from faulty_node import node as faulty_node
+from faulty_node import FaultyNode, new_node
 
 from proxy.demo.client import CriClient
 
@@ -21,14 +20,14 @@ WAIT_S = 60
 
 
 @pytest.fixture
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyNode]:
     directory = tmp_path_factory.mktemp("n")
-    with faulty_node(directory) as one:
+    with new_node(directory) as one:
         one.start()
         yield one
 
 
-def write(node: Node, text: str | None = None, **values: object) -> None:
+def write(node: FaultyNode, text: str | None = None, **values: object) -> None:
     file = node.directory / "config.yaml"
     base = (
         json.loads((node.directory / "base.json").read_text())
@@ -41,22 +40,22 @@ def write(node: Node, text: str | None = None, **values: object) -> None:
     file.write_text(json.dumps({**base, **values}) if text is None else text)
 
 
-def config(node: Node) -> dict[str, Any]:
+def config(node: FaultyNode) -> dict[str, Any]:
     page = node.status()
     assert page is not None
     return dict(page["config"])
 
 
-def hang_up(node: Node) -> dict[str, Any]:
+def hang_up(node: FaultyNode) -> dict[str, Any]:
     """Send SIGHUP, and return the status of the reload once it is over."""
     before = config(node)["reload"]
     assert node.popen is not None
     node.popen.send_signal(signal.SIGHUP)
-    node.until(lambda: config(node)["reload"] != before, WAIT_S, "the reload")
+    node.wait_until(lambda: config(node)["reload"] != before, WAIT_S, "the reload")
     return config(node)
 
 
-def command(node: Node, *args: str) -> subprocess.CompletedProcess[str]:
+def command(node: FaultyNode, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "proxy", "reload", "--admin", f"unix://{node.admin}", *args],
         capture_output=True,
@@ -65,13 +64,13 @@ def command(node: Node, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def pools(node: Node) -> str:
+def pools(node: FaultyNode) -> str:
     page = node.status()
     assert page is not None
     return str(page["pools"]["shared"])
 
 
-def test_a_hangup_reloads_and_is_logged(node: Node) -> None:
+def test_a_hangup_reloads_and_is_logged(node: FaultyNode) -> None:
     write(node, koordinator={"reservedCPUs": "0-1"}, log={"level": "info"})
     page = hang_up(node)
     assert (page["reload"]["result"], page["reload"]["by"]) == ("applied", "SIGHUP")
@@ -93,7 +92,7 @@ def test_a_hangup_reloads_and_is_logged(node: Node) -> None:
     assert pools(node) == "4-15"
 
 
-def test_a_hangup_during_the_start_does_not_end_the_daemon(node: Node) -> None:
+def test_a_hangup_during_the_start_does_not_end_the_daemon(node: FaultyNode) -> None:
     node.kill()
     node.popen = subprocess.Popen(
         [sys.executable, "-m", "proxy", "serve", "--config", str(node.directory / "config.yaml")],
@@ -107,21 +106,21 @@ def test_a_hangup_during_the_start_does_not_end_the_daemon(node: Node) -> None:
         found = [line for line in status.read_text().splitlines() if line.startswith("SigIgn:")]
         return bool(int(found[0].split()[1], 16) & 1 << (signal.SIGHUP - 1))
 
-    node.until(is_ignored, WAIT_S, "the first line of the program")
+    node.wait_until(is_ignored, WAIT_S, "the first line of the program")
     while node.status() is None:
         assert popen.poll() is None
         popen.send_signal(signal.SIGHUP)
         time.sleep(0.005)
-    node.until(lambda: config(node)["reload"], WAIT_S, "the reload")
+    node.wait_until(lambda: config(node)["reload"], WAIT_S, "the reload")
     assert config(node)["reload"]["reason"] == ""
 
 
-def test_many_hangups_are_one_reload_or_two(node: Node) -> None:
+def test_many_hangups_are_one_reload_or_two(node: FaultyNode) -> None:
     write(node, koordinator={"reservedCPUs": "0-1"})
     assert node.popen is not None
     for _ in range(20):
         node.popen.send_signal(signal.SIGHUP)
-    node.until(lambda: pools(node) == "2-15", WAIT_S, "the reload")
+    node.wait_until(lambda: pools(node) == "2-15", WAIT_S, "the reload")
     time.sleep(0.5)
     page = node.status()
     assert page is not None
@@ -131,7 +130,7 @@ def test_many_hangups_are_one_reload_or_two(node: Node) -> None:
         client.version()
 
 
-def test_the_command_prints_what_has_changed_and_what_waits(node: Node) -> None:
+def test_the_command_prints_what_has_changed_and_what_waits(node: FaultyNode) -> None:
     assert '"restart": []' in command(node, "--json").stdout, "deploy/helm/topoproxy/files/node.sh expects it"
     write(node, explainHistory=7, cgroupRoot="/elsewhere")
     done = command(node)
@@ -155,7 +154,7 @@ def test_the_command_prints_what_has_changed_and_what_waits(node: Node) -> None:
     ]
 
 
-def test_a_kill_in_the_middle_of_a_reload_leaves_the_file_in_effect(node: Node) -> None:
+def test_a_kill_in_the_middle_of_a_reload_leaves_the_file_in_effect(node: FaultyNode) -> None:
     """The next start uses the file, however far the reload had come."""
     for turn, delay in enumerate((0.0, 0.05, 0.1, 0.2, 0.4)):
         cpus = str(turn)
@@ -171,10 +170,10 @@ def test_a_kill_in_the_middle_of_a_reload_leaves_the_file_in_effect(node: Node) 
         assert config(node)["reload"] == {}
 
 
-def test_a_reload_leaves_no_child_process(node: Node) -> None:
+def test_a_reload_leaves_no_child_process(node: FaultyNode) -> None:
     assert node.popen is not None
     children = Path(f"/proc/{node.popen.pid}/task/{node.popen.pid}/children")
     for history in range(8, 12):
         write(node, explainHistory=history)
         hang_up(node)
-    node.until(lambda: not children.read_text().split(), 10, "the end of the processes that read")
+    node.wait_until(lambda: not children.read_text().split(), 10, "the end of the processes that read")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import NAMESPACE, NOT_UTF8, HonestPod, HostilePod, on_the_wire
+from hostile_pods import NAMESPACE, NOT_UTF8, HonestPod, HostilePod, with_invalid_utf8
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.assembly import options_of
@@ -182,7 +182,7 @@ class Tenants:
     async def _sandbox(
         self, name: str, config: pb.PodSandboxConfig, listed: RuntimePod
     ) -> tuple[str, PlayedCall]:
-        raw = on_the_wire(pb.RunPodSandboxRequest(config=config).SerializeToString())
+        raw = with_invalid_utf8(pb.RunPodSandboxRequest(config=config).SerializeToString())
         call = await self._call("RunPodSandbox", raw)
         sandbox = f"s-{name}"
         if call.refused is not None:
@@ -200,7 +200,7 @@ class Tenants:
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox, sandbox_config=config)
         request.config.metadata.name = "main"
         request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**resources))
-        raw = on_the_wire(request.SerializeToString())
+        raw = with_invalid_utf8(request.SerializeToString())
         call = await self._call("CreateContainer", raw)
         container_id = f"c-{sandbox}"
         if call.refused is not None:
@@ -372,7 +372,7 @@ def _parent(kube: str, name: str) -> str:
 
 def _read(text: str) -> str:
     """Return a text as it appears in a list of the runtime that is decoded with replacement."""
-    return on_the_wire(text.encode(errors="surrogatepass")).decode(errors="replace")
+    return with_invalid_utf8(text.encode(errors="surrogatepass")).decode(errors="replace")
 
 
 Visits = Sequence[tuple[int, HostilePod, str]]

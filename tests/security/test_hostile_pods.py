@@ -17,7 +17,18 @@ import random
 from typing import Any
 
 import pytest
-from hostile import ATTACKS, CLASSES, KEYS, NOTHING, PARENTS, QOS, STATUS, TENTH, HostilePod, attack
+from hostile_pods import (
+    ATTACKS,
+    CLASSES,
+    KEYS,
+    NO_CPU_LIMIT,
+    PARENTS,
+    QOS,
+    STATUS,
+    TENTH_OF_A_CPU,
+    HostilePod,
+    attack,
+)
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -64,7 +75,7 @@ def test_an_attack_by_three_pods(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("parent", PARENTS)
 def test_no_qos_class_alone_permits_named_cpus(label: str, parent: str) -> None:
     labels = {QOS: label} if label else {}
-    resources = NOTHING if parent == "besteffort" else TENTH
+    resources = NO_CPU_LIMIT if parent == "besteffort" else TENTH_OF_A_CPU
     annotations = {STATUS: json.dumps({"cpuset": f"0-{CPUS - 2}"})}
     check([(0, HostilePod("greedy", labels, annotations, parent, resources), "")])
 
@@ -115,7 +126,7 @@ RANDOM_POD = st.builds(
         ({QOS: label} if label else {}) | skip,
         annotations,
         parent,
-        NOTHING if parent == "besteffort" else TENTH,
+        NO_CPU_LIMIT if parent == "besteffort" else TENTH_OF_A_CPU,
     ),
     st.sampled_from(CLASSES) | st.text(st.characters(exclude_categories=("Cs",)), max_size=30),
     st.dictionaries(st.sampled_from(KEYS), ANNOTATION, max_size=3),

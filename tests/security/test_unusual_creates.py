@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import QOS, STATUS
+from hostile_pods import QOS, STATUS
 
 from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb

@@ -26,12 +26,12 @@ NAMESPACE = "tenant-evil"
 CLASSES = ("", "LSE", "LSR", "LS", "BE", "SYSTEM", "LSX")
 PARENTS = ("", "burstable", "besteffort")
 """The path between ``/kubepods`` and the pod for each Kubernetes QoS class; empty for Guaranteed."""
-BROKEN = "QQbrokenQQ"
+NOT_UTF8_STAND_IN = "QQbrokenQQ"
 """Stands for bytes that are not UTF-8 until a message has been serialized."""
 NOT_UTF8 = b"\xff\xfe\xc3\x28\xed\xa0\x80\x80\xf8\x88"
-assert len(NOT_UTF8) == len(BROKEN)
-TENTH = {"cpu_period": 100_000, "cpu_quota": 10_000, "cpu_shares": 102}
-NOTHING = {"cpu_period": 100_000, "cpu_shares": 2}
+assert len(NOT_UTF8) == len(NOT_UTF8_STAND_IN)
+TENTH_OF_A_CPU = {"cpu_period": 100_000, "cpu_quota": 10_000, "cpu_shares": 102}
+NO_CPU_LIMIT = {"cpu_period": 100_000, "cpu_shares": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class HostilePod:
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     parent: str = "burstable"
-    resources: Mapping[str, int] = field(default_factory=lambda: dict(TENTH))
+    resources: Mapping[str, int] = field(default_factory=lambda: dict(TENTH_OF_A_CPU))
 
     @property
     def size(self) -> int:
@@ -92,12 +92,12 @@ class HonestPod:
                 "cpu_quota": self.whole * 100_000,
                 "cpu_shares": self.whole * 1024,
             }
-        return NOTHING if self.parent == "besteffort" else {"cpu_period": 100_000, "cpu_shares": 512}
+        return NO_CPU_LIMIT if self.parent == "besteffort" else {"cpu_period": 100_000, "cpu_shares": 512}
 
 
-def on_the_wire(message: bytes) -> bytes:
+def with_invalid_utf8(message: bytes) -> bytes:
     """Replace the stand-in in a message by the bytes that are not UTF-8."""
-    return message.replace(BROKEN.encode(), NOT_UTF8)
+    return message.replace(NOT_UTF8_STAND_IN.encode(), NOT_UTF8)
 
 
 def _status(**members: object) -> dict[str, str]:
@@ -215,7 +215,9 @@ def _many(dice: random.Random, cpus: int) -> dict[str, str]:
 
 
 def _broken(dice: random.Random, cpus: int) -> dict[str, str]:
-    return dice.choice(({"evil.example/x": BROKEN}, {STATUS: f'{{"cpuset":"{BROKEN}"}}'}))
+    return dice.choice(
+        ({"evil.example/x": NOT_UTF8_STAND_IN}, {STATUS: f'{{"cpuset":"{NOT_UTF8_STAND_IN}"}}'})
+    )
 
 
 def _nothing(dice: random.Random, cpus: int) -> dict[str, str]:
@@ -255,7 +257,9 @@ def attack(kind: str, dice: random.Random, cpus: int) -> HostilePod:
     if dice.random() < 0.2:
         labels[SKIP] = "true"
     parent = dice.choice(PARENTS)
-    return HostilePod(kind, labels, annotations, parent, NOTHING if parent == "besteffort" else TENTH)
+    return HostilePod(
+        kind, labels, annotations, parent, NO_CPU_LIMIT if parent == "besteffort" else TENTH_OF_A_CPU
+    )
 
 
 def attacks(

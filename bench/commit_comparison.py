@@ -2,7 +2,7 @@
 
     make bench-beside BASE=b3705ac                          three to six minutes
     make bench-beside BASE=b3705ac BENCH_ARGS="--quick"     a minute, rougher
-    .venv/bin/python bench/beside.py /path/to/a/checkout    compared with a directory
+    .venv/bin/python bench/commit_comparison.py /path/to/a/checkout    compared with a directory
 
 Both daemons run at the same time, on the same packages, each in front of a runtime of its own. A turn takes
 about a tenth of a second and makes one kind of call; in each round every kind has a turn at every target, in
@@ -58,15 +58,15 @@ from procs import (
 from table import number, render
 
 LIMIT = 1.05
-NOW, BASE, AGAIN = "now", "base", "base again"
-DRAWS = 2000
-TAKE = 64  # calls in flight while the rate is measured
-BESIDE = 8  # calls in flight on the other connection of a busy daemon
+NOW, BASE, BASE_AGAIN = "now", "base", "base again"
+BOOTSTRAP_DRAWS = 2000
+IN_FLIGHT = 64  # calls in flight while the rate is measured
+BUSY_IN_FLIGHT = 8  # calls in flight on the other connection of a busy daemon
 HEAD = ("", "base", "now", "ratio", "95 %", "limit")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CallKind:
     """One kind of call, and how the call is made.
 
     Attributes:
@@ -89,20 +89,20 @@ class Kind:
 
 
 KINDS = (
-    Kind("Version", "Version", 1000),
-    Kind("ContainerStatus, 1.1 kB", "ContainerStatus", 800),
-    Kind("ListContainers of 100, 55 kB", "List100", 500),
-    Kind("ListContainers of 1000, 550 kB", "List1000", 150),
-    Kind("UpdateContainerResources", "Update", 200),
-    Kind("CreateContainer 5.5 kB", "Create", 500),
-    Kind("CreateContainer 205 kB", "Create205k", 80),
-    Kind("CreateContainer 5.5 kB, busy", "Create", 250, busy=True),
-    Kind(f"Version, {TAKE} in flight", "Version", 5000, conc=TAKE),
-    Kind(f"CreateContainer 5.5 kB, {TAKE} in flight", "Create", 1500, conc=TAKE),
-    Kind(f"CreateContainer 205 kB, {TAKE} in flight", "Create205k", 150, conc=TAKE),
+    CallKind("Version", "Version", 1000),
+    CallKind("ContainerStatus, 1.1 kB", "ContainerStatus", 800),
+    CallKind("ListContainers of 100, 55 kB", "List100", 500),
+    CallKind("ListContainers of 1000, 550 kB", "List1000", 150),
+    CallKind("UpdateContainerResources", "Update", 200),
+    CallKind("CreateContainer 5.5 kB", "Create", 500),
+    CallKind("CreateContainer 205 kB", "Create205k", 80),
+    CallKind("CreateContainer 5.5 kB, busy", "Create", 250, busy=True),
+    CallKind(f"Version, {IN_FLIGHT} in flight", "Version", 5000, conc=IN_FLIGHT),
+    CallKind(f"CreateContainer 5.5 kB, {IN_FLIGHT} in flight", "Create", 1500, conc=IN_FLIGHT),
+    CallKind(f"CreateContainer 205 kB, {IN_FLIGHT} in flight", "Create205k", 150, conc=IN_FLIGHT),
 )
 UNITS = {"p50": "us", "rate": "calls/s", "cpu": "us CPU/call"}
-SHOWN = (
+UNLIMITED_MEASURES = (
     ("listening", "start to listening", "ms"),
     ("idle", "memory, idle", "MB"),
     ("after", "memory, after the calls", "MB"),
@@ -145,13 +145,13 @@ class Series:
             self._ratio(
                 [dice.choices(r, k=len(r)) for r in dice.choices(starts, k=len(starts))], target, base
             )
-            for _ in range(DRAWS)
+            for _ in range(BOOTSTRAP_DRAWS)
         )
-        return drawn[int(DRAWS * 0.025)], drawn[int(DRAWS * 0.975)]
+        return drawn[int(BOOTSTRAP_DRAWS * 0.025)], drawn[int(BOOTSTRAP_DRAWS * 0.975)]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ComparisonPlan:
     """How much is measured.
 
     Attributes:
@@ -167,7 +167,7 @@ class Plan:
     patience: int = 2
 
 
-QUICK = Plan(starts=3, rounds=4, share=0.5, patience=2)
+QUICK = ComparisonPlan(starts=3, rounds=4, share=0.5, patience=2)
 
 
 def progress(text: str) -> None:
@@ -195,16 +195,16 @@ def _git(*command: str) -> bytes:
     return done.stdout
 
 
-def _others(target: str) -> None:
+def _keep_busy(target: str) -> None:
     """Keep a connection busy until the process is ended."""
-    while run_load(target, "Version", conc=BESIDE, n=100_000, dur=60).errors == 0:
+    while run_load(target, "Version", conc=BUSY_IN_FLIGHT, n=100_000, dur=60).errors == 0:
         pass
 
 
 @contextlib.contextmanager
 def busy(target: Path) -> Iterator[None]:
     """Keep calls in flight on another connection within the block."""
-    process = multiprocessing.get_context("fork").Process(target=_others, args=(str(target),), daemon=True)
+    process = multiprocessing.get_context("fork").Process(target=_keep_busy, args=(str(target),), daemon=True)
     process.start()
     try:
         time.sleep(0.3)  # header blocks are made first
@@ -216,23 +216,25 @@ def busy(target: Path) -> Iterator[None]:
         process.join()
 
 
-class Beside:
+class Comparison:
     """One run."""
 
-    def __init__(self, directory: Path, targets: Sequence[Target], plan: Plan, dice: random.Random) -> None:
+    def __init__(
+        self, directory: Path, targets: Sequence[Target], plan: ComparisonPlan, dice: random.Random
+    ) -> None:
         self.directory = directory
         self.targets = targets
         self.plan = plan
         self.dice = dice
-        self.series: dict[tuple[Kind, str], Series] = {
+        self.series: dict[tuple[CallKind, str], Series] = {
             (kind, measure): Series(higher_is_better=measure == "rate")
             for kind in KINDS
             for measure in kind.measures
         }
-        self.shown = {key: Series() for key, _, _ in SHOWN}
+        self.shown = {key: Series() for key, _, _ in UNLIMITED_MEASURES}
         self.started = 0
 
-    def start(self, kinds: Sequence[Kind]) -> None:
+    def start(self, kinds: Sequence[CallKind]) -> None:
         """Start all processes and play the rounds of one start."""
         progress(f"start {self.started + 1}: {len(kinds)} kinds of calls, {self.plan.rounds} rounds")
         with ended([]) as running:
@@ -260,7 +262,7 @@ class Beside:
     def _show(self, key: str, get: Callable[[Process], float], daemons: Mapping[str, Process]) -> None:
         self.shown[key].add(self.started, {name: get(daemon) for name, daemon in daemons.items()})
 
-    def _turns(self, kind: Kind, daemons: Mapping[str, Process]) -> None:
+    def _turns(self, kind: CallKind, daemons: Mapping[str, Process]) -> None:
         """One turn of each target."""
         found: dict[str, dict[str, float]] = {measure: {} for measure in kind.measures}
         for name in self.dice.sample(list(daemons), len(daemons)):
@@ -275,7 +277,7 @@ class Beside:
         for measure, samples in found.items():
             self.series[kind, measure].add(self.started, samples)
 
-    def _load(self, kind: Kind, daemon: Process) -> Result:
+    def _load(self, kind: CallKind, daemon: Process) -> Result:
         count = max(10, int(kind.count * self.plan.share))
         gc.collect()
         gc.disable()
@@ -291,7 +293,7 @@ class Beside:
             )
         return result
 
-    def unsure(self, limit: float) -> list[Kind]:
+    def undecided_kinds(self, limit: float) -> list[CallKind]:
         """The kinds with an interval that contains the limit."""
         found = []
         for kind in KINDS:
@@ -304,7 +306,7 @@ class Beside:
         """Measure everything, and unclear kinds again."""
         for _ in range(self.plan.starts):
             self.start(KINDS)
-        while self.started < self.plan.starts * self.plan.patience and (kinds := self.unsure(limit)):
+        while self.started < self.plan.starts * self.plan.patience and (kinds := self.undecided_kinds(limit)):
             progress(f"{limit:g} is inside the interval of: {'; '.join(kind.text for kind in kinds)}")
             self.start(kinds)
 
@@ -313,7 +315,7 @@ def _answers(sock: Path) -> bool:
     return run_load(str(sock), "Version", conc=1, n=1, dur=1, warm=0, stall=1).errors == 0
 
 
-def rows(run: Beside, limit: float, *, noise: bool) -> tuple[list[list[str]], list[str]]:
+def rows(run: Comparison, limit: float, *, noise: bool) -> tuple[list[list[str]], list[str]]:
     """Return the rows of the table, and messages about calls that are slower than the limit."""
     lines: list[list[str]] = []
     slower: list[str] = []
@@ -328,7 +330,7 @@ def rows(run: Beside, limit: float, *, noise: bool) -> tuple[list[list[str]], li
             "" if limit is None else f"{limit:g}{' OVER' * over}",
         ]
         if noise:
-            cells.append(f"{series.ratio(AGAIN):.3f}")
+            cells.append(f"{series.ratio(BASE_AGAIN):.3f}")
         lines.append([text, *cells])
         if over:
             vague = "; the interval has 1 inside: repeat it on a machine with less to do" * (low <= 1)
@@ -338,12 +340,12 @@ def rows(run: Beside, limit: float, *, noise: bool) -> tuple[list[list[str]], li
         for kind in KINDS:
             if measure in kind.measures:
                 line(f"{label} {kind.text}", UNITS[measure], run.series[kind, measure], limit)
-    for key, text, unit in SHOWN:
+    for key, text, unit in UNLIMITED_MEASURES:
         line(text, unit, run.shown[key], None)
     return lines, slower
 
 
-def off(run: Beside, target: str) -> tuple[float, float]:
+def deviations(run: Comparison, target: str) -> tuple[float, float]:
     """Return the typical and the largest deviation of the ratios of calls from 1."""
     found = sorted(abs(math.log(series.ratio(target))) for series in run.series.values())
     return statistics.median(found), found[-1]
@@ -369,7 +371,7 @@ def arguments() -> argparse.Namespace:
     return options.parse_args()
 
 
-def measure(chosen: argparse.Namespace, plan: Plan) -> tuple[Beside, str]:
+def measure(chosen: argparse.Namespace, plan: ComparisonPlan) -> tuple[Comparison, str]:
     """Measure; returns the results and the name of the base."""
     with sources(chosen.base) as (root, named), tempfile.TemporaryDirectory(prefix="tb") as directory:
         lock = root / "requirements.lock"
@@ -377,13 +379,13 @@ def measure(chosen: argparse.Namespace, plan: Plan) -> tuple[Beside, str]:
             progress("requirements.lock differs; both run on the packages of this checkout")
         targets = [checkout(NOW, chosen.checkout.resolve()), checkout(BASE, root)]
         if chosen.noise:
-            targets.append(checkout(AGAIN, root))
-        run = Beside(Path(directory), targets, plan, random.Random(chosen.seed))
+            targets.append(checkout(BASE_AGAIN, root))
+        run = Comparison(Path(directory), targets, plan, random.Random(chosen.seed))
         run.run(chosen.limit)
     return run, named
 
 
-def written(run: Beside) -> dict[str, object]:
+def samples_by_kind(run: Comparison) -> dict[str, object]:
     """All samples, for JSON."""
     calls = {f"{measure} {kind.text}": series.starts for (kind, measure), series in run.series.items()}
     return {"calls": calls, "shown": {key: series.starts for key, series in run.shown.items()}}
@@ -391,8 +393,8 @@ def written(run: Beside) -> dict[str, object]:
 
 def main() -> int:
     chosen = arguments()
-    plan = QUICK if chosen.quick else Plan()
-    plan = Plan(
+    plan = QUICK if chosen.quick else ComparisonPlan()
+    plan = ComparisonPlan(
         chosen.starts or plan.starts,
         chosen.rounds or plan.rounds,
         plan.share,
@@ -410,10 +412,10 @@ def main() -> int:
     where = f"{os.cpu_count()} CPUs, Linux {platform.release()}, {interpreter()}"
     print(f"\nBase {named}; {run.started} starts of {plan.rounds} rounds in {took:.0f} s, {where}.")
     if chosen.noise:
-        typical, worst = off(run, AGAIN)
+        typical, worst = deviations(run, BASE_AGAIN)
         print(f"The base beside itself: typically {typical:.1%} off, at most {worst:.1%}.")
     if chosen.json:
-        chosen.json.write_text(json.dumps(written(run), indent=1) + "\n")
+        chosen.json.write_text(json.dumps(samples_by_kind(run), indent=1) + "\n")
     for line in slower:
         print(f"SLOWER: {line}")
     if not slower:
