@@ -12,15 +12,15 @@ from tests.simulation.runtime import EXITED, RUNNING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.simulation.node import Node
+    from tests.simulation.node import SimulatedNode
 
-KERNEL_S = 90.0
+KERNEL_LIMIT_S = 90.0
 """Until the kernel agrees: a write conflict is repaired after a minute at most, and a reconcile follows."""
-ALL_S = 400.0
+ALL_LIMIT_S = 400.0
 """Until the runtime agrees: after failed requests, the CPUs of a container are sent again 256 s later."""
 
 
-def kernel_differences(node: Node) -> Iterator[str]:
+def kernel_differences(node: SimulatedNode) -> Iterator[str]:
     """Yield the differences between the kernel and the plan."""
     assert node.daemon is not None
     state = node.daemon.executor.state
@@ -43,7 +43,7 @@ def kernel_differences(node: Node) -> Iterator[str]:
         yield f"the daemon knows {sorted(known - live)} and does not know {sorted(live - known)}"
 
 
-def other_differences(node: Node) -> Iterator[str]:
+def other_differences(node: SimulatedNode) -> Iterator[str]:
     """Yield what the runtime, the ledger or the state have that they should not have."""
     assert node.daemon is not None
     executor = node.daemon.executor

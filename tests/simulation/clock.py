@@ -12,7 +12,7 @@ TRACE_KEPT = 20_000
 """Lines of the trace that a report of a violation shows at most."""
 
 
-class Entry:
+class ScheduledCallback:
     """Something that will happen. ``cancel`` makes it nothing."""
 
     __slots__ = ("args", "callback", "when")
@@ -40,13 +40,13 @@ class Schedule:
         self.events = 0
         self.by_kind: dict[str, int] = {}
         self.recent: deque[str] = deque(maxlen=TRACE_KEPT)
-        self._heap: list[tuple[float, int, Entry]] = []
+        self._heap: list[tuple[float, int, ScheduledCallback]] = []
         self._made = 0
         self._hash = hashlib.blake2b(digest_size=16)
 
-    def after(self, seconds: float, callback: Callable[..., object], *args: Any) -> Entry:
+    def after(self, seconds: float, callback: Callable[..., object], *args: Any) -> ScheduledCallback:
         """Schedule something after this number of seconds."""
-        entry = Entry(self.now + seconds, callback, args)
+        entry = ScheduledCallback(self.now + seconds, callback, args)
         self._made += 1
         heapq.heappush(self._heap, (entry.when, self._made, entry))
         return entry
@@ -69,17 +69,17 @@ class Schedule:
 
     # -- the trace ----------------------------------------------------------------------------------------
 
-    def note(self, line: str) -> None:
+    def trace(self, line: str) -> None:
         """Add a line to the trace."""
         line = f"{self.now:.6f} {line}"
         self._hash.update(line.encode())
         self.recent.append(line)
 
-    def event(self, kind: str, detail: str = "") -> None:
+    def count_event(self, kind: str, detail: str = "") -> None:
         """Count an event that is delivered to the daemon."""
         self.events += 1
         self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
-        self.note(f"{kind} {detail}")
+        self.trace(f"{kind} {detail}")
 
     @property
     def trace_hash(self) -> str:

@@ -29,34 +29,36 @@ from tests.simulation.kernel_ports import (
 )
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.runtime_client import RuntimeClient, SimulatedEvents
-from tests.simulation.workers import Listener, SimulatedThreads
+from tests.simulation.workers import SimulatedThreads, SteppedThread
 from tests.testkit.captured_log import CapturedLog
 
 if TYPE_CHECKING:
     from proxy.executor.former_calls import RelayedCall
     from proxy.model.machine import Machine
-    from tests.simulation.kernel import Group
-    from tests.simulation.node import Node
+    from tests.simulation.kernel import SimulatedGroup
+    from tests.simulation.node import SimulatedNode
 
 STUCK_IN_CODE = "an exception escaped: "
 GOAWAY_S, CLOSE_S = 1.0, 1.0
 """Seconds for clients to connect again, and for the jobs of workers, when another process takes over."""
-FOLLOW_S = 3.0
+FOLLOW_UP_S = 3.0
 """Seconds in which a daemon answers the kernel's report of a write, when no fault is in its way."""
 
 
-class Daemon:
+class SimulatedDaemon:
     """The process of the daemon.
 
     Attributes:
         alive: Whether it lives.
-        pools: Its worker threads.
+        thread_pools: Its worker threads.
         listeners: Threads that it has started itself.
-        hands_over: Another process is to replace it.
+        is_handing_over: Another process is to replace it.
         successor: The process that has replaced it.
     """
 
-    def __init__(self, node: Node, *, former_calls: bool = True, relayed: Iterable[RelayedCall] = ()) -> None:
+    def __init__(
+        self, node: SimulatedNode, *, former_calls: bool = True, relayed: Iterable[RelayedCall] = ()
+    ) -> None:
         """Start the daemon on what the node holds.
 
         Args:
@@ -66,22 +68,22 @@ class Daemon:
         """
         self.node = node
         self._former_calls = former_calls, relayed
-        self.hands_over = False
-        self.successor: Daemon | None = None
+        self.is_handing_over = False
+        self.successor: SimulatedDaemon | None = None
         self.alive = True
-        self.began = node.schedule.now
-        self.pools: list[SimulatedThreads] = []
-        self.listeners: list[Listener] = []
+        self.started_at = node.schedule.now
+        self.thread_pools: list[SimulatedThreads] = []
+        self.listeners: list[SteppedThread] = []
         self.logged = CapturedLog(levels=("warning", "error"))
         self.loop = SimulatedLoop(node.schedule, node.delays.lag, self._readable)
         self._pending = dict[int, Callable[[], bool]]()
         self._woken = set[int]()
         SimulatedThreads.daemon = self
-        self.ledger = node.disk.open(node.kernel.whole.fingerprint, self)
+        self.ledger = node.disk.open(node.kernel.full_machine.fingerprint, self)
         self.files = SimulatedFiles(node.kernel, self)
         self.cgroups = KernelCgroups(Path("/simulated"), node.kernel.version, self.files)
         self.executor: NodeExecutor = self.loop.enter(self._start)
-        self.wire = CriCallFlow(self.executor)
+        self.call_flow = CriCallFlow(self.executor)
 
     def _start(self) -> NodeExecutor:
         node, options = self.node, self.node.options
@@ -129,13 +131,13 @@ class Daemon:
 
     def _ports(self, context: NodeContext) -> Ports:
         kernel, options = self.node.kernel, self.node.options
-        writes = SimulatedWrites(kernel, self.wake, options.watches) if options.watches else None
+        writes = SimulatedWrites(kernel, self.wake, options.watch_limit) if options.watch_limit else None
         self.writes = writes
-        kernel.reports = writes.written if writes is not None else lambda path: None
+        kernel.on_write = writes.written if writes is not None else lambda path: None
         self.machine_events = SimulatedMachineEvents(self.wake)
         self._pending = {
-            SimulatedWrites.FILE: lambda: writes is not None and writes.pending,
-            SimulatedMachineEvents.FILE: lambda: self.machine_events.pending,
+            SimulatedWrites.FD: lambda: writes is not None and writes.pending,
+            SimulatedMachineEvents.FD: lambda: self.machine_events.pending,
         }
         events = self.node.runtime.events = SimulatedEvents(self.node)
 
@@ -169,8 +171,8 @@ class Daemon:
         self._woken.discard(number)
         if not self.alive or number not in self.loop.readers or not self._pending[number]():
             return
-        event = "cpuset written" if number == SimulatedWrites.FILE else "uevent"
-        self.node.schedule.event("notification", event)
+        event = "cpuset written" if number == SimulatedWrites.FD else "uevent"
+        self.node.schedule.count_event("notification", event)
         callback, args = self.loop.readers[number]
         self.loop.enter(callback, *args)
         self._readable(number)
@@ -182,16 +184,16 @@ class Daemon:
 
         def both() -> None:
             if status == 0 and message:
-                self.wire.response(call, message)
+                self.call_flow.response(call, message)
             call.decided = call.done = True
-            self.wire.finished(call, status)
+            self.call_flow.finished(call, status)
 
         self.loop.enter(both)
 
     # -- how it is ----------------------------------------------------------------------------------------
 
     @property
-    def faults(self) -> list[str]:
+    def internal_errors(self) -> list[str]:
         """What went wrong within the daemon itself."""
         found = [STUCK_IN_CODE + message for message in self.loop.broken]
         if self.executor.telemetry.value(metrics.INTERNAL_ERRORS):
@@ -204,20 +206,20 @@ class Daemon:
     @property
     def busy(self) -> bool:
         """Whether some worker has something to do."""
-        return any(pool.busy for pool in self.pools)
+        return any(pool.busy for pool in self.thread_pools)
 
     @property
-    def in_step(self) -> bool:
+    def is_enforcing(self) -> bool:
         """Whether it knows the node, and places containers."""
         executor = self.executor
-        decides = self.alive and not self.wire.replaced
+        decides = self.alive and not self.call_flow.replaced
         return decides and executor.reconciled.is_set() and executor.store.mode.enforces
 
-    def has_followed(self, group: Group, since: float) -> bool:
+    def has_followed(self, group: SimulatedGroup, since: float) -> bool:
         """Return whether it has had the time to answer the report of a write, and nothing was in its way."""
-        now, idle = self.node.schedule.now, not any(p.busy for p in self.pools if p.name == "kernel")
-        at_ease = now - max(since, self.began, group.refused_at) >= FOLLOW_S
-        return self.in_step and idle and at_ease and SimulatedWrites.FILE not in self._woken
+        now, idle = self.node.schedule.now, not any(p.busy for p in self.thread_pools if p.name == "kernel")
+        at_ease = now - max(since, self.started_at, group.refused_at) >= FOLLOW_UP_S
+        return self.is_enforcing and idle and at_ease and SimulatedWrites.FD not in self._woken
 
     # -- its end ------------------------------------------------------------------------------------------
 
@@ -236,15 +238,15 @@ class Daemon:
             return is_placing() or bool(executor.state.inflight.calls)
 
         await wait_quiet(is_busy, patience)
-        kubelet.waits = True
+        kubelet.awaits_successor = True
         await wait_quiet(is_placing, patience)
         quiet = await wait_quiet(is_busy, GOAWAY_S)
         former = executor.call_tracker.former_calls
-        former.report_ends_to(self._tell)
-        relayed = self.wire.hand_over(
+        former.report_ends_to(self._report_call_end)
+        relayed = self.call_flow.hand_over(
             lambda code, message: kubelet.refuse_undecided(self, code, message),
             lambda: [kubelet_call.call for kubelet_call in kubelet.open_at(self)],
-            self._tell,
+            self._report_call_end,
         )
         await self.release.stop()
         await executor.close(handing_over=True)
@@ -254,23 +256,23 @@ class Daemon:
         self.ledger.close()
         self.node.schedule.after(0.0, self.node.succeed, self, quiet, [*relayed, *former.relayed])
 
-    def _tell(self, name: str) -> None:
+    def _report_call_end(self, name: str) -> None:
         """Report to the successor that a call is over."""
-        self.node.schedule.after(self.node.delays.wire(), self._arrive, name)
+        self.node.schedule.after(self.node.delays.wire(), self._deliver_call_end, name)
 
-    def _arrive(self, name: str) -> None:
+    def _deliver_call_end(self, name: str) -> None:
         successor = self.successor
         if successor is None and self.alive:
-            self._tell(name)
+            self._report_call_end(name)
         elif successor is not None and successor.alive:
-            self.node.schedule.event("notification", f"{name} is over")
+            self.node.schedule.count_event("notification", f"{name} is over")
             successor.loop.enter(successor.executor.call_tracker.former_calls.over, name)
 
-    def tell_end(self) -> None:
+    def report_process_end(self) -> None:
         """The successor finds that this process has ended."""
         successor = self.successor
         if successor is not None and successor.alive:
-            self.node.schedule.event("notification", "the former process has ended")
+            self.node.schedule.count_event("notification", "the former process has ended")
             successor.loop.enter(successor.executor.call_tracker.former_calls.all_over)
 
     def kill(self) -> None:
@@ -279,7 +281,7 @@ class Daemon:
         self.loop.kill()
         self.ledger.close()
         if self.node.daemon in (None, self):
-            self.node.kernel.reports = lambda path: None
+            self.node.kernel.on_write = lambda path: None
             self.node.runtime.events = None
         listeners, self.listeners = self.listeners, []
         for listener in listeners:

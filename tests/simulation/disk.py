@@ -15,8 +15,8 @@ from proxy.model.errors import CannotCreateError
 
 if TYPE_CHECKING:
     from proxy.backends.ledger.file_ledger import FileLedger
-    from tests.simulation.daemon import Daemon
-    from tests.simulation.node import Node
+    from tests.simulation.daemon import SimulatedDaemon
+    from tests.simulation.node import SimulatedNode
 
 Changes = Mapping[str, Mapping[str, object] | None]
 
@@ -24,12 +24,12 @@ Changes = Mapping[str, Mapping[str, object] | None]
 class SimulatedDisk:
     """The state directory of the node; it lives on when the daemon does not."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: SimulatedNode) -> None:
         self.node = node
         memory = Path("/dev/shm")
         self.directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=memory if memory.is_dir() else None))
 
-    def open(self, fingerprint: str, process: Daemon) -> SimulatedLedger:
+    def open(self, fingerprint: str, process: SimulatedDaemon) -> SimulatedLedger:
         """Open the ledger, as a daemon does at its start."""
         ledger, _notes = open_ledger(self.directory, fingerprint)
         self.node.promises.ledger_opened(dict(ledger.entries))
@@ -60,7 +60,7 @@ class SimulatedDisk:
 class SimulatedLedger:
     """Implements ``proxy.executor.ports.Ledger``; what is written in full is never lost by a crash."""
 
-    def __init__(self, disk: SimulatedDisk, ledger: FileLedger, process: Daemon) -> None:
+    def __init__(self, disk: SimulatedDisk, ledger: FileLedger, process: SimulatedDaemon) -> None:
         self._disk = disk
         self._ledger = ledger
         self._process = process
@@ -77,18 +77,18 @@ class SimulatedLedger:
         node = self._disk.node
         if not self._process.alive:
             raise CannotCreateError("cannot write the ledger: the daemon has ended")
-        node.effect(self._process, f"ledger {len(changes)}")
+        node.before_effect(self._process, f"ledger {len(changes)}")
         if node.faults.disk_is_full():
             node.promises.disk_works = False
             raise CannotCreateError("cannot write the ledger: no space left")
         before = self._disk.size
         self._ledger.write(changes)
-        node.schedule.note(f"ledger {' '.join(sorted(changes))}")
+        node.schedule.trace(f"ledger {' '.join(sorted(changes))}")
         part = node.faults.crash_cuts_ledger()
         if part is not None and self._disk.cut(before, part):
             node.crash("in the middle of a write to the ledger")
         node.promises.stored(changes)
-        node.effect(self._process, "ledger written")
+        node.before_effect(self._process, "ledger written")
 
     def close(self) -> None:
         self._ledger.close()

@@ -16,7 +16,7 @@ from tests.simulation.runtime import CREATED, RefusedError
 
 if TYPE_CHECKING:
     from tests.simulation.kubelet import KubeletCall
-    from tests.simulation.node import Node
+    from tests.simulation.node import SimulatedNode
     from tests.simulation.runtime import SimulatedContainer
 
 POLL_S = 0.05
@@ -25,7 +25,7 @@ POLL_S = 0.05
 class HangingStarts:
     """The starts that hang now."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: SimulatedNode) -> None:
         self.node = node
         self.under_way: dict[KubeletCall, SimulatedContainer | None] = {}
 

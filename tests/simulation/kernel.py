@@ -19,8 +19,8 @@ from tests.testkit.changed_copy import changed_copy
 
 if TYPE_CHECKING:
     from proxy.model.machine import Machine
-    from tests.simulation.daemon import Daemon
-    from tests.simulation.node import Node
+    from tests.simulation.daemon import SimulatedDaemon
+    from tests.simulation.node import SimulatedNode
 
 V1_QUOTA, V2_QUOTA = "cpu.cfs_quota_us", "cpu.max"
 _TEXTS: dict[int, str] = {}
@@ -45,7 +45,7 @@ def bits_of(text: str) -> int:
     return _BITS[text]
 
 
-class Group:
+class SimulatedGroup:
     """A cgroup, of the cpuset and the cpu controller.
 
     Attributes:
@@ -57,41 +57,41 @@ class Group:
         foreign: Another program, or a CPU that went, has changed the list since the daemon or the runtime
             last wrote it.
         displaced: Its processes are in a group above: it had no CPU left (v1).
-        refuses: The kernel refuses to write its list with this error; 0 for none.
-        ignores: What is written to it does not take effect.
+        refusal_errno: The kernel refuses to write its list with this error; 0 for none.
+        ignores_writes: What is written to it does not take effect.
         refused_at: When it has last refused a write.
         written_at: When it was last written.
     """
 
     __slots__ = (
-        "above",
         "children",
         "container_id",
         "cpus",
         "displaced",
         "foreign",
-        "ignores",
+        "ignores_writes",
         "mems",
+        "parent",
         "path",
         "quota",
+        "refusal_errno",
         "refused_at",
-        "refuses",
         "written_at",
     )  # fmt: skip
 
-    def __init__(self, path: str, above: Group | None, version: int) -> None:
+    def __init__(self, path: str, parent: SimulatedGroup | None, version: int) -> None:
         self.path = path
-        self.above = above
+        self.parent = parent
         self.cpus = self.mems = 0
         self.quota = "-1" if version == 1 else "max 100000"
-        self.children: dict[str, Group] = {}
+        self.children: dict[str, SimulatedGroup] = {}
         self.container_id = ""
         self.foreign = self.displaced = False
-        self.refuses = 0
-        self.ignores = False
+        self.refusal_errno = 0
+        self.ignores_writes = False
         self.refused_at = self.written_at = 0.0
-        if above is not None and version == 1:
-            self.cpus, self.mems = above.cpus, above.mems
+        if parent is not None and version == 1:
+            self.cpus, self.mems = parent.cpus, parent.mems
 
 
 def refused(number: int) -> OSError:
@@ -99,39 +99,39 @@ def refused(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-class Kernel:
+class SimulatedKernel:
     """The cgroups and the CPUs of the node.
 
     Attributes:
         machine: The hardware now.
-        whole: The hardware with all CPUs.
+        full_machine: The hardware with all CPUs.
         version: Of cgroups.
-        written: Called with each group that may have other effective CPUs now.
-        reports: Called with the path of each group after a write to its ``cpuset.cpus``, changed or not.
+        on_effective_change: Called with each group that may have other effective CPUs now.
+        on_write: Called with the path of each group after a write to its ``cpuset.cpus``, changed or not.
     """
 
-    def __init__(self, node: Node, machine: Machine, version: int) -> None:
+    def __init__(self, node: SimulatedNode, machine: Machine, version: int) -> None:
         self.node = node
-        self.machine = self.whole = machine
+        self.machine = self.full_machine = machine
         self.version = version
         self.online = machine.online.bits
         self.nodes = machine.memory_nodes.bits
-        self.root = Group("", None, version)
-        self.groups: dict[str, Group] = {"": self.root}
+        self.root = SimulatedGroup("", None, version)
+        self.groups: dict[str, SimulatedGroup] = {"": self.root}
         self.root.cpus, self.root.mems = self.online, self.nodes
-        self.written: Callable[[Group], None] = lambda group: None
-        self.reports: Callable[[str], None] = lambda path: None
+        self.on_effective_change: Callable[[SimulatedGroup], None] = lambda group: None
+        self.on_write: Callable[[str], None] = lambda path: None
 
     # -- groups -------------------------------------------------------------------------------------------
 
-    def make(self, path: str) -> Group:
+    def make(self, path: str) -> SimulatedGroup:
         """Make a group and those above it, unless they exist."""
         group = self.root
         for part in path.split("/"):
             below = group.children.get(part)
             if below is None:
                 name = f"{group.path}/{part}" if group.path else part
-                below = Group(name, group, self.version)
+                below = SimulatedGroup(name, group, self.version)
                 group.children[part] = self.groups[name] = below
             group = below
         return group
@@ -139,61 +139,61 @@ class Kernel:
     def remove(self, path: str) -> None:
         """Remove a group with all below it."""
         group = self.groups.get(path)
-        if group is None or group.above is None:
+        if group is None or group.parent is None:
             return
         for child in list(group.children.values()):
             self.remove(child.path)
         del self.groups[path]
-        del group.above.children[path.rpartition("/")[2]]
+        del group.parent.children[path.rpartition("/")[2]]
 
-    def effective(self, group: Group) -> int:
+    def effective(self, group: SimulatedGroup) -> int:
         """Return the CPUs that processes in a group may use."""
         if self.version == 1:
-            while (group.displaced or not group.cpus) and group.above is not None:
-                group = group.above  # the kernel has moved the processes there
+            while (group.displaced or not group.cpus) and group.parent is not None:
+                group = group.parent  # the kernel has moved the processes there
             return group.cpus
-        above = self.online if group.above is None else self.effective(group.above)
+        above = self.online if group.parent is None else self.effective(group.parent)
         return (group.cpus & above) or above
 
-    def is_trusted(self, group: Group) -> bool:
+    def is_trusted(self, group: SimulatedGroup) -> bool:
         """Return whether nothing but the daemon and the runtime has changed what is in effect in a group."""
         if group.foreign or group.displaced:
             return False
-        above = group.above if self.effective(group) != group.cpus & self.online else None
+        above = group.parent if self.effective(group) != group.cpus & self.online else None
         while above is not None:
             if above.foreign or above.refused_at > above.written_at:
                 return False
-            above = above.above
+            above = above.parent
         return True
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def set_cpus(self, group: Group, text: str) -> None:
+    def set_cpus(self, group: SimulatedGroup, text: str) -> None:
         """Write a group's list of CPUs, under the kernel's rules.
 
         Raises:
             OSError: As the kernel refuses.
         """
-        if group.above is None:
+        if group.parent is None:
             raise refused(errno.EACCES)
         try:
             bits = bits_of(text)
         except ValueError:
             raise refused(errno.EINVAL) from None
-        if bits & ~self.whole.possible.bits:
+        if bits & ~self.full_machine.possible.bits:
             raise refused(errno.ERANGE)
         if self.version == 1:
             if bits & ~self.online:
                 raise refused(errno.EINVAL)
             if any(child.cpus & ~bits for child in group.children.values()):
                 raise refused(errno.EBUSY)
-            if bits & ~group.above.cpus:
+            if bits & ~group.parent.cpus:
                 raise refused(errno.EACCES)
         if not bits and group.container_id and group.cpus:
             raise refused(errno.ENOSPC)
         group.cpus = bits
 
-    def write(self, group: Group, text: str, *, foreign: bool = False) -> None:
+    def write(self, group: SimulatedGroup, text: str, *, foreign: bool = False) -> None:
         """Write a group's list of CPUs, report it, and have the promises checked.
 
         Raises:
@@ -205,18 +205,18 @@ class Kernel:
         above = not group.container_id and bool(group.children)
         foreign = foreign or not group.cpus & self.online  # v2: CPUs that have just gone, so all above it has
         group.foreign = foreign or (group.foreign and above and bool(self.online & ~group.cpus))
-        self.node.schedule.note(f"{'foreign write' if foreign else 'write'} {group.path} {text.strip()}")
-        self.written(group)
-        self.reports(group.path)
+        self.node.schedule.trace(f"{'foreign write' if foreign else 'write'} {group.path} {text.strip()}")
+        self.on_effective_change(group)
+        self.on_write(group.path)
 
     # -- CPUs that go and return --------------------------------------------------------------------------
 
     def set_online(self, online: CpuSet) -> None:
         """Change the CPUs that are online; on v1 the kernel removes CPUs that go offline from all groups."""
-        gone = CpuSet.from_bits(self.whole.online.bits & ~online.bits)
-        nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in self.whole.nodes)
-        cpus = tuple(cpu for cpu in self.whole.cpus if cpu.id not in gone)
-        self.machine = changed_copy(self.whole, cpus=cpus, nodes=nodes)
+        gone = CpuSet.from_bits(self.full_machine.online.bits & ~online.bits)
+        nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in self.full_machine.nodes)
+        cpus = tuple(cpu for cpu in self.full_machine.cpus if cpu.id not in gone)
+        self.machine = changed_copy(self.full_machine, cpus=cpus, nodes=nodes)
         self.online = self.root.cpus = online.bits
         if self.version == 1:
             for group in self.groups.values():
@@ -227,18 +227,18 @@ class Kernel:
             for group in self.groups.values():
                 group.foreign = group.foreign or bool(group.cpus and not group.cpus & online.bits)
         for group in list(self.groups.values()):
-            self.written(group)
+            self.on_effective_change(group)
 
 
 class SimulatedFiles(OsCgroupFiles):
     """The cgroup files as the daemon sees them; each access may take time, and may fail."""
 
-    def __init__(self, kernel: Kernel, process: Daemon) -> None:
+    def __init__(self, kernel: SimulatedKernel, process: SimulatedDaemon) -> None:
         super().__init__(Path("/simulated"))
         self._kernel = kernel
         self._process = process
 
-    def _group(self, path: str) -> Group:
+    def _group(self, path: str) -> SimulatedGroup:
         group = self._kernel.groups.get(path)
         if group is None:
             raise refused(errno.ENOENT)
@@ -267,17 +267,17 @@ class SimulatedFiles(OsCgroupFiles):
         node, kernel = self._kernel.node, self._kernel
         if not self._process.alive:
             raise refused(errno.EIO)
-        node.effect(self._process, f"kernel {name} {path}")
+        node.before_effect(self._process, f"kernel {name} {path}")
         group = self._group(path)
-        fault = node.faults.kernel_write(group)
+        fault = node.faults.kernel_write_errno(group)
         if fault:
-            node.schedule.note(f"refused {path} {errno.errorcode[fault]}")
+            node.schedule.trace(f"refused {path} {errno.errorcode[fault]}")
             group.refused_at = node.schedule.now
             raise refused(fault)
         if name == "cpuset.cpus":
             node.promises.daemon_writes(group, bits_of(text))
             if group.container_id and node.faults.write_has_no_effect(group):
-                node.schedule.note(f"no effect {path} {text.strip()}")
+                node.schedule.trace(f"no effect {path} {text.strip()}")
                 return
             # A write that hung while the daemon was replaced is found as one of another program.
             kernel.write(group, text, foreign=node.daemon is not self._process)
@@ -326,12 +326,12 @@ class SimulatedFiles(OsCgroupFiles):
         return sorted(group.children) if group is not None else []
 
 
-def _set_quota(group: Group, quota: int) -> None:
+def _set_quota(group: SimulatedGroup, quota: int) -> None:
     """Write a quota on v1: within that of the nearest group above that has one, and not below one below."""
     if quota > 0:
-        above = group.above
+        above = group.parent
         while above is not None and int(above.quota) <= 0:
-            above = above.above
+            above = above.parent
         below = max((int(child.quota) for child in group.children.values()), default=-1)
         if (above is not None and quota > int(above.quota)) or quota < below:
             raise refused(errno.EINVAL)

@@ -10,7 +10,7 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 
 if TYPE_CHECKING:
-    from tests.simulation.kernel import Group, Kernel, SimulatedFiles
+    from tests.simulation.kernel import SimulatedFiles, SimulatedGroup, SimulatedKernel
 
 
 class SimulatedFences:
@@ -32,13 +32,13 @@ class SimulatedFences:
 class SimulatedWrites:
     """Reports writes to watched groups; implements ``proxy.executor.kernel_ports.WriteEvents``."""
 
-    FILE = 1001
+    FD = 1001
 
-    def __init__(self, kernel: Kernel, wake: Callable[[int], None], room: int) -> None:
+    def __init__(self, kernel: SimulatedKernel, wake: Callable[[int], None], limit: int) -> None:
         self._kernel = kernel
         self._wake = wake
-        self._room = room
-        self._watched: dict[str, Group] = {}
+        self._limit = limit
+        self._watched: dict[str, SimulatedGroup] = {}
         self._written: dict[str, None] = {}
         self.overflown = False
 
@@ -46,21 +46,21 @@ class SimulatedWrites:
         """A group's list was written."""
         if self._watched.get(path) is self._kernel.groups.get(path) and path in self._watched:
             self._written[path] = None
-            self._wake(self.FILE)
+            self._wake(self.FD)
 
     @property
     def pending(self) -> bool:
         return bool(self._written)
 
     def fileno(self) -> int:
-        return self.FILE
+        return self.FD
 
     def watch(self, path: str) -> bool:
         group = self._kernel.groups.get(path)
         if group is None:
             self._watched.pop(path, None)
             return False
-        if path not in self._watched and len(self._watched) >= self._room:
+        if path not in self._watched and len(self._watched) >= self._limit:
             raise CgroupError("cannot watch cpusets for writes by others: too many", errno.ENOSPC)
         self._watched[path] = group
         return True
@@ -85,7 +85,7 @@ class SimulatedWrites:
 class SimulatedMachineEvents:
     """Reports CPUs that go and return; implements ``proxy.executor.ports.MachineEvents``."""
 
-    FILE = 1002
+    FD = 1002
 
     def __init__(self, wake: Callable[[int], None]) -> None:
         self._wake = wake
@@ -94,10 +94,10 @@ class SimulatedMachineEvents:
     def change(self) -> None:
         """The machine is another one now."""
         self.pending = True
-        self._wake(self.FILE)
+        self._wake(self.FD)
 
     def fileno(self) -> int:
-        return self.FILE
+        return self.FD
 
     def read_changes(self) -> bool:
         pending, self.pending = self.pending, False
@@ -110,7 +110,7 @@ class SimulatedMachineEvents:
 class SimulatedDisplacedTasks:
     """Brings back processes of v1 groups that had run empty; implements ``ports.DisplacedTasks``."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: SimulatedKernel) -> None:
         self._kernel = kernel
 
     def move_back(self, path: str) -> int:
@@ -118,5 +118,5 @@ class SimulatedDisplacedTasks:
         if group is None or not group.displaced or not group.cpus:
             return 0
         group.displaced = False
-        self._kernel.written(group)
+        self._kernel.on_effective_change(group)
         return 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
-from tests.simulation.clock import Entry, Schedule
+from tests.simulation.clock import Schedule, ScheduledCallback
 
 LATENESS_S = 2e-5
 """A timer fires later than it is due: the clock then shows that its time has passed."""
@@ -51,7 +51,7 @@ class SimulatedTimer(ReadyCallback):
     ) -> None:
         super().__init__(callback, args, context)
         self._when = when
-        self.entry: Entry | None = None
+        self.entry: ScheduledCallback | None = None
 
     def when(self) -> float:
         return self._when
@@ -128,7 +128,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def _fire(self, timer: SimulatedTimer) -> None:
         if self.alive and timer.callback is not None:
             name = getattr(timer.callback, "__qualname__", type(timer.callback).__name__)
-            self.schedule.event("timer", name)
+            self.schedule.count_event("timer", name)
             self._ready.append(timer)
             self.run_ready()
 

@@ -37,7 +37,7 @@ from proxy.release.kernel import give_back
 from tests.simulation.kernel import SimulatedFiles
 
 Patches = Iterator[tuple[Any, str, Any]]
-OFTEN = 40
+FAULT_EVERY = 40
 """One in this many is affected if a fault would be too easy to find, or would stop everything else."""
 
 
@@ -109,7 +109,7 @@ def record_lost() -> Patches:
 
     def lossy(ledger: Any, taken: Mapping[str, bytes | None]) -> None:
         written[0] += 1
-        write(ledger, dict(list(taken.items())[1:]) if written[0] % OFTEN == 0 else taken)
+        write(ledger, dict(list(taken.items())[1:]) if written[0] % FAULT_EVERY == 0 else taken)
 
     yield FileLedger, "_write", lossy
 
@@ -131,7 +131,7 @@ def call_forgotten() -> Patches:
 
     def forgetful(call: Any, body: bytes | None = None, suffix: bytes = b"") -> None:
         released[0] += 1
-        if released[0] % OFTEN:
+        if released[0] % FAULT_EVERY:
             release(call, body, suffix)
 
     yield InterceptedCall, "release", forgetful
@@ -160,7 +160,7 @@ def move_forgotten() -> Patches:
     yield OwnerMoves, "resume", _nothing
 
 
-def grown_before_commit() -> Patches:
+def moved_cpus_not_held() -> Patches:
     """The CPUs of an owner that moves are not held until it has left them."""
     perform = Reservations._perform
 
@@ -245,7 +245,7 @@ PLANTED: dict[str, Callable[[], Patches]] = {
     for fault in (
         read_back_skipped, shrink_skipped, abort_forgotten, late_answer_ignored, calls_in_flight_ignored,
         ledger_after_forward, record_lost, hotplug_dropped, repair_skipped, call_forgotten, exception_escapes,
-        sync_skipped, move_forgotten, grown_before_commit, reload_undone, nothing_given_back,
+        sync_skipped, move_forgotten, moved_cpus_not_held, reload_undone, nothing_given_back,
         held_calls_kept, relayed_calls_forgotten, relayed_sandboxes_forgotten, written_while_released,
     )
 }  # fmt: skip

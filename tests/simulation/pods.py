@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class PodKind:
     """A class of pods.
 
     Attributes:
@@ -27,16 +27,16 @@ class Kind:
 
 
 KINDS = (
-    Kind("LS", "burstable", weight=4),
-    Kind("", "burstable", weight=2),
-    Kind("BE", "besteffort", weight=3),
-    Kind("", "besteffort", weight=1),
-    Kind("LSE", "", named=2, weight=2),
-    Kind("LSR", "", named=2, weight=2),
-    Kind("LSE", "", named=1, weight=1),
-    Kind("LSE", "", chosen=2, weight=2),
-    Kind("LSR", "", chosen=1, weight=2),
-    Kind("", "", whole=1, weight=3),
-    Kind("", "", whole=2, weight=2),
-    Kind("SYSTEM", "burstable", weight=1),
+    PodKind("LS", "burstable", weight=4),
+    PodKind("", "burstable", weight=2),
+    PodKind("BE", "besteffort", weight=3),
+    PodKind("", "besteffort", weight=1),
+    PodKind("LSE", "", named=2, weight=2),
+    PodKind("LSR", "", named=2, weight=2),
+    PodKind("LSE", "", named=1, weight=1),
+    PodKind("LSE", "", chosen=2, weight=2),
+    PodKind("LSR", "", chosen=1, weight=2),
+    PodKind("", "", whole=1, weight=3),
+    PodKind("", "", whole=2, weight=2),
+    PodKind("SYSTEM", "burstable", weight=1),
 )

@@ -35,9 +35,9 @@ from tests.simulation.kernel import bits_of, text_of
 from tests.simulation.runtime import EXITED
 
 if TYPE_CHECKING:
-    from tests.simulation.kernel import Group
+    from tests.simulation.kernel import SimulatedGroup
     from tests.simulation.kubelet import KubeletCall
-    from tests.simulation.node import Node
+    from tests.simulation.node import SimulatedNode
     from tests.simulation.runtime import SimulatedContainer
 
 
@@ -52,16 +52,16 @@ class Role:
     Attributes:
         pool: Where its CPUs come from.
         owner: The owner of its CPUs; empty for none.
-        hard: Whether BE containers must stay off its CPUs.
-        given: The exclusive CPUs; more than one value while a move is under way.
+        excludes_be: Whether BE containers must stay off its CPUs.
+        exclusive_sets: The exclusive CPUs; more than one value while a move is under way.
         mover: The daemon that has moved it last.
         replacement: CPUs that stand in for those that are offline.
     """
 
     pool: Pool
     owner: str
-    hard: bool
-    given: set[int] = field(default_factory=set)
+    excludes_be: bool
+    exclusive_sets: set[int] = field(default_factory=set)
     replacement: int = 0
     mover: object = None
 
@@ -87,7 +87,7 @@ class Promises:
         checks: How many checks were made.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: SimulatedNode) -> None:
         self.node = node
         self.suspended = False
         self.violation = ""
@@ -101,7 +101,7 @@ class Promises:
         self._owned: dict[str, int] = {}
         self._sharing: dict[str, None] = {}
 
-    def broken(self, message: str) -> None:
+    def report_violation(self, message: str) -> None:
         """Report a promise that is broken.
 
         Raises:
@@ -117,10 +117,10 @@ class Promises:
 
     def forwarded(self, kubelet_call: KubeletCall) -> None:
         """Note that the daemon forwards a call."""
-        self._in_time(kubelet_call)
-        if kubelet_call.daemon.wire.replaced and kubelet_call.method not in END_POINTS:
+        self._check_hold_time(kubelet_call)
+        if kubelet_call.daemon.call_flow.replaced and kubelet_call.method not in END_POINTS:
             named = f"{kubelet_call.method} (call {kubelet_call.serial})"
-            self.broken(f"{named} is forwarded by a daemon that was replaced")
+            self.report_violation(f"{named} is forwarded by a daemon that was replaced")
         kubelet_call.undecided = (
             not kubelet_call.daemon.executor.reconciled.is_set()
             or kubelet_call.daemon.executor.store.mode.in_release
@@ -137,7 +137,7 @@ class Promises:
             container_id = pb.StartContainerRequest.FromString(kubelet_call.body or b"").container_id
             known = self._known(kubelet_call, container_id)
             if known is not None:
-                self._plays(container_id, _role(known))
+                self._set_role(container_id, _role(known))
 
     def _create_forwarded(self, kubelet_call: KubeletCall) -> None:
         request = pb.CreateContainerRequest.FromString(kubelet_call.body or b"")
@@ -152,11 +152,11 @@ class Promises:
                 if is_other and self._is_resized(kubelet_call, request, len(has)):
                     self._chosen[request.pod_sandbox_id] = has.bits if self.disk_works else 0
                 elif is_other:
-                    self.broken(
+                    self.report_violation(
                         f"{container.ref} gets {has or 'no CPUs'}, and its pod has {text_of(chosen or 0)}"
                     )
                 if container.placement.pool is Pool.OWN and not self.suspended:
-                    self._has_record(container, "is forwarded")
+                    self._check_record(container, "is forwarded")
                 return
 
     def _is_resized(self, kubelet_call: KubeletCall, request: pb.CreateContainerRequest, count: int) -> bool:
@@ -166,8 +166,8 @@ class Promises:
         answered with an error, although the runtime has made it: the daemon learns of it from the next list.
         """
         known = kubelet_call.daemon.executor.state.containers
-        inside = [one for one in self.node.runtime.inside(request.pod_sandbox_id) if one.id in known]
-        requested = self.node.kubelet.sizes.get(request.pod_sandbox_id, ())
+        inside = [one for one in self.node.runtime.containers_in(request.pod_sandbox_id) if one.id in known]
+        requested = self.node.kubelet.requested_cpu_counts.get(request.pod_sandbox_id, ())
         return count in requested and all(one.state == EXITED for one in inside)
 
     def _sandbox_forwarded(self, kubelet_call: KubeletCall) -> None:
@@ -181,32 +181,34 @@ class Promises:
         if kubelet_call.chosen and self.disk_works:
             self._chosen[pb.RunPodSandboxResponse.FromString(message).pod_sandbox_id] = kubelet_call.chosen
 
-    def _has_record(self, container: Container, event: str) -> None:
+    def _check_record(self, container: Container, event: str) -> None:
         """Check that a container owns CPUs according to the ledger."""
         keys = f"i/{container.id}", f"c/{container.id}", f"p/{container.pod.sandbox_id}"
         if self.disk_works and not any(key in self.durable for key in keys):
-            self.broken(f"{container.ref} {event}, and the ledger has no record of its CPUs")
+            self.report_violation(f"{container.ref} {event}, and the ledger has no record of its CPUs")
 
     def decided(self, kubelet_call: KubeletCall) -> None:
         """Handle the end of a call."""
 
-    def _in_time(self, kubelet_call: KubeletCall) -> None:
+    def _check_hold_time(self, kubelet_call: KubeletCall) -> None:
         held = self.node.schedule.now - kubelet_call.sent_at
         if held > self.node.hold_limit:
-            self.broken(f"{kubelet_call.method} (call {kubelet_call.serial}) was held for {held:.1f} s")
+            self.report_violation(
+                f"{kubelet_call.method} (call {kubelet_call.serial}) was held for {held:.1f} s"
+            )
 
-    def held_in_time(self) -> None:
+    def check_held_calls(self) -> None:
         """Check that no call is held for too long."""
         for kubelet_call in self.node.kubelet.kubelet_calls:
             if kubelet_call.body is None and not kubelet_call.over and kubelet_call.daemon.alive:
-                self._in_time(kubelet_call)
+                self._check_hold_time(kubelet_call)
 
     # -- containers ---------------------------------------------------------------------------------------
 
     def sandbox_made(self, sandbox_id: str) -> None:
         """The runtime has made a sandbox: creates for an earlier one of the same id are over."""
         self._chosen.pop(sandbox_id, None)
-        self.node.kubelet.sizes.pop(sandbox_id, None)
+        self.node.kubelet.requested_cpu_counts.pop(sandbox_id, None)
         self._creates = {key: role for key, role in self._creates.items() if key[0] != sandbox_id}
 
     def created(self, container: SimulatedContainer) -> None:
@@ -215,7 +217,7 @@ class Promises:
         if role is not None:
             self.roles[container.id] = role
 
-    def _plays(self, container_id: str, role: Role) -> None:
+    def _set_role(self, container_id: str, role: Role) -> None:
         if container_id not in self._owned and container_id not in self._sharing:
             self.roles[container_id] = role
 
@@ -225,7 +227,7 @@ class Promises:
         if role is None:
             return
         if role.owner:
-            self._owned[container.id] = self._own(container.id) & self.node.kernel.online
+            self._owned[container.id] = self._cpus_of_owner(container.id) & self.node.kernel.online
         else:
             self._sharing[container.id] = None
         self.written(self.node.kernel.groups[container.path])
@@ -238,20 +240,20 @@ class Promises:
 
     # -- cpusets ------------------------------------------------------------------------------------------
 
-    def daemon_writes(self, group: Group, bits: int) -> None:
+    def daemon_writes(self, group: SimulatedGroup, bits: int) -> None:
         """The daemon writes a cpuset."""
         daemon = self.node.daemon
         if not bits:
-            self.broken(f"an empty cpuset is written to {group.path}")
+            self.report_violation(f"an empty cpuset is written to {group.path}")
         if daemon is not None and daemon.executor.store.mode is NodeMode.RELEASED:
-            self.broken(f"{text_of(bits)} is written to {group.path}, and the node is released")
+            self.report_violation(f"{text_of(bits)} is written to {group.path}, and the node is released")
 
     def runtime_writes(self, container: SimulatedContainer, bits: int) -> None:
         """The runtime writes a cpuset that the daemon gave to it."""
         if not bits:
-            self.broken(f"an empty cpuset is written to {container.path}")
+            self.report_violation(f"an empty cpuset is written to {container.path}")
 
-    def written(self, group: Group) -> None:
+    def written(self, group: SimulatedGroup) -> None:
         """Note that the effective set of a group may have changed."""
         if not group.container_id:
             for child in group.children.values():
@@ -261,20 +263,20 @@ class Promises:
         container_id, kernel = group.container_id, self.node.kernel
         trusted, has = kernel.is_trusted(group), kernel.effective(group)
         if container_id in self._owned:
-            own = self._own(container_id)
+            own = self._cpus_of_owner(container_id)
             self._owned[container_id] = has & own if trusted else self._owned[container_id] & kernel.online
-            self._owner_alone(container_id)
+            self._check_owner_alone(container_id)
         if trusted and (container_id in self._sharing or container_id in self._owned):
-            self._off_owners(container_id, has)
+            self._check_off_owners(container_id, has)
 
-    def _own(self, container_id: str) -> int:
+    def _cpus_of_owner(self, container_id: str) -> int:
         """Return the CPUs that an owner was given, with those that stand in for CPUs that are offline."""
         role, daemon = self.roles[container_id], self.node.daemon
         container = daemon.executor.state.containers.get(container_id) if daemon is not None else None
         if container is not None:
             role.replacement = container.placement.replacement.bits
             self._end_move(container)
-        return union(role.given) | role.replacement
+        return union(role.exclusive_sets) | role.replacement
 
     def _end_move(self, container: Container) -> None:
         """Forget the other CPUs of a move whose daemon has ended, if the ledger has no record of it.
@@ -283,10 +285,10 @@ class Promises:
         """
         role, now = self.roles[container.id], container.placement.exclusive.bits
         is_over = role.mover is not self.node.daemon and container.id not in self._moving
-        if len(role.given) > 1 and is_over and now in role.given:
-            role.given = {now}
+        if len(role.exclusive_sets) > 1 and is_over and now in role.exclusive_sets:
+            role.exclusive_sets = {now}
 
-    def _off_owners(self, container_id: str, has: int) -> None:
+    def _check_off_owners(self, container_id: str, has: int) -> None:
         """Check that a container is not on the CPUs of another owner."""
         if self.suspended:
             return
@@ -296,11 +298,11 @@ class Promises:
             other = self.roles[owner]
             if (
                 has & cpus
-                and (not batch or other.hard)
+                and (not batch or other.excludes_be)
                 and (not role.owner or other.owner != role.owner)
                 and has & (cpus := self._found_as_planned(owner, cpus))
             ):
-                self.broken(
+                self.report_violation(
                     f"{container_id} ({role.pool}) runs on {text_of(has)}, and {owner} owns {text_of(cpus)}"
                 )
 
@@ -315,9 +317,9 @@ class Promises:
         if daemon is None or container is None or node.kernel.is_trusted(group):
             return cpus
         has, planned = node.kernel.effective(group), daemon.executor.state.desired_cpus(container)
-        return has & self._own(owner) if has == planned.bits else cpus
+        return has & self._cpus_of_owner(owner) if has == planned.bits else cpus
 
-    def _owner_alone(self, container_id: str) -> None:
+    def _check_owner_alone(self, container_id: str) -> None:
         """Check that no other container is on the CPUs of an owner."""
         if self.suspended or not self._owned[container_id]:
             return
@@ -325,13 +327,13 @@ class Promises:
         for other in (*self._owned, *self._sharing):
             group = kernel.groups[runtime.containers[other].path]
             if other != container_id and kernel.is_trusted(group):
-                self._off_owners(other, kernel.effective(group))
+                self._check_off_owners(other, kernel.effective(group))
 
     def resume(self) -> None:
         """The node is placed again: check everything."""
         self.suspended = False
         for container_id in self._owned:
-            self._owner_alone(container_id)
+            self._check_owner_alone(container_id)
 
     # -- the ledger and the state -------------------------------------------------------------------------
 
@@ -344,12 +346,12 @@ class Promises:
             else:
                 self.durable[key] = json.loads(json.dumps(value))
             if key == RELEASE_RECORD and value is not None and value["stage"] == NodeMode.RELEASED.value:
-                self._given_back()
+                self._check_given_back()
             if key.startswith("m/"):
                 records = (record for name, record in self.durable.items() if name.startswith("m/"))
                 self._moving = frozenset(i for record in records for i in record["containers"])
 
-    def _given_back(self) -> None:
+    def _check_given_back(self) -> None:
         """Check that a release has given every container back what it would have without the daemon."""
         kernel, runtime, daemon = self.node.kernel, self.node.runtime, self.node.daemon
         assert daemon is not None
@@ -358,7 +360,7 @@ class Promises:
             group = kernel.groups.get(simulated.path)
             if container is None or simulated.state == EXITED or (group is not None and group.foreign):
                 continue
-            named = target_of(container, kernel.whole, CpuManager()).cpus
+            named = target_of(container, kernel.full_machine, CpuManager()).cpus
             above = kernel.effective(kernel.groups[simulated.sandbox.parent.strip("/")])
             wanted = above if named is None else named.bits & above or above
             wanted &= daemon.executor.state.node.machine.online.bits  # others have come online just now
@@ -366,40 +368,40 @@ class Promises:
             if simulated.begun and group is not None and kernel.is_trusted(group):
                 has = kernel.effective(group)
                 if wanted & ~has:
-                    self.broken(f"{ref} is on {text_of(has)} of {text_of(wanted)}")
+                    self.report_violation(f"{ref} is on {text_of(has)} of {text_of(wanted)}")
             if simulated.cpus and not simulated.undecided and wanted & ~bits_of(simulated.cpus):
-                self.broken(f"{ref} has the saved cpuset {simulated.cpus} of {text_of(wanted)}")
+                self.report_violation(f"{ref} has the saved cpuset {simulated.cpus} of {text_of(wanted)}")
 
     def ledger_opened(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """A daemon starts with the ledger: nothing that was written is lost."""
         opened = {key: json.loads(json.dumps(value)) for key, value in entries.items()}
         if opened != self.durable:
             wrong = sorted(k for k in {*opened, *self.durable} if opened.get(k) != self.durable.get(k))
-            self.broken(f"the ledger has lost or changed records: {', '.join(wrong)}")
+            self.report_violation(f"the ledger has lost or changed records: {', '.join(wrong)}")
 
     @property
     def moves_under_way(self) -> bool:
         """Return whether an owner is being moved according to the ledger."""
         return bool(self._moving)
 
-    def often(self) -> None:
+    def run_cheap_checks(self) -> None:
         """Run the cheap checks."""
         daemon = self.node.daemon
-        if daemon is not None and (found := daemon.faults):
-            self.broken("; ".join(found[:3]))
-        self.held_in_time()
+        if daemon is not None and (found := daemon.internal_errors):
+            self.report_violation("; ".join(found[:3]))
+        self.check_held_calls()
 
-    def now_and_then(self) -> None:
+    def check_invariants(self) -> None:
         """Check the invariants of the state, and that owners still own."""
         daemon = self.node.daemon
         if daemon is None:
             return
         if found := violations(daemon.executor.state):
-            self.broken("; ".join(found[:3]))
-        if daemon.in_step and not self.suspended:
-            self.owners_kept()
+            self.report_violation("; ".join(found[:3]))
+        if daemon.is_enforcing and not self.suspended:
+            self.check_owners()
 
-    def owners_kept(self) -> None:
+    def check_owners(self) -> None:
         """Check that each owner that runs has the CPUs that it was given, by the daemon's account."""
         daemon = self.node.daemon
         assert daemon is not None
@@ -408,13 +410,13 @@ class Promises:
             container = containers.get(container_id)
             if container is not None:
                 self._end_move(container)
-            given = self.roles[container_id].given
+            given = self.roles[container_id].exclusive_sets
             if container is None:
-                self.broken(
+                self.report_violation(
                     f"{container_id} owns {' or '.join(map(text_of, given))}, and the daemon does not know it"
                 )
             elif container.placement.exclusive.bits not in given:
                 has = container.placement.exclusive
-                self.broken(
+                self.report_violation(
                     f"{container_id} was given {' or '.join(map(text_of, given))}, and has {has or 'nothing'}"
                 )

@@ -12,21 +12,21 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.simulation.node import Node
+from tests.simulation.node import SimulatedNode
 from tests.simulation.planted import PLANTED, planted
 
 EVENTS, WORKERS = 1_000_000, 2
-EPOCH = 20_000
+EPOCH_EVENTS = 20_000
 """Events of one node; then the next one begins, with a seed derived from the first."""
 
 
 @dataclass
-class Outcome:
+class SimulationOutcome:
     """What one process found."""
 
     events: int = 0
     nodes: int = 0
-    lives: int = 0
+    daemon_starts: int = 0
     checks: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     trace: str = ""
@@ -44,10 +44,10 @@ def seed_of(seed: int, worker: int, epoch: int) -> int:
     return int.from_bytes(digest, "big")
 
 
-def simulate(seed: int, events: int) -> Outcome:
+def simulate(seed: int, events: int) -> SimulationOutcome:
     """Simulate one node."""
-    outcome = Outcome(seed=seed, requested=events)
-    node = Node(seed)
+    outcome = SimulationOutcome(seed=seed, requested=events)
+    node = SimulatedNode(seed)
     try:
         node.run(events)
     except AssertionError as error:
@@ -58,23 +58,25 @@ def simulate(seed: int, events: int) -> Outcome:
         outcome.violation = f"the simulation failed: {error!r}\n{traceback.format_exc()}"
     finally:
         node.close()
-    outcome.events, outcome.nodes, outcome.lives = node.schedule.events, 1, node.lives
+    outcome.events, outcome.nodes, outcome.daemon_starts = node.schedule.events, 1, node.daemon_starts
     outcome.checks = node.promises.checks
     outcome.kinds = Counter(node.schedule.by_kind)
     outcome.trace, outcome.recent = node.schedule.trace_hash, tuple(node.schedule.recent)
     return outcome
 
 
-def work(seed: int, worker: int, events: int, epoch_events: int = EPOCH) -> Outcome:
+def simulate_nodes(
+    seed: int, worker: int, events: int, epoch_events: int = EPOCH_EVENTS
+) -> SimulationOutcome:
     """Simulate one node after the other, until enough events were delivered or a promise is broken."""
     gc.freeze()
-    total, traces, epoch = Outcome(), hashlib.blake2b(digest_size=16), 0
+    total, traces, epoch = SimulationOutcome(), hashlib.blake2b(digest_size=16), 0
     while total.events < events:
         outcome = simulate(seed_of(seed, worker, epoch), min(epoch_events, events - total.events))
         traces.update(outcome.trace.encode())
         total.events += outcome.events
         total.nodes += 1
-        total.lives += outcome.lives
+        total.daemon_starts += outcome.daemon_starts
         total.checks += outcome.checks
         total.kinds += outcome.kinds
         epoch += 1
@@ -87,8 +89,8 @@ def work(seed: int, worker: int, events: int, epoch_events: int = EPOCH) -> Outc
     return total
 
 
-def _job(job: tuple[int, int, int, int]) -> Outcome:
-    return work(*job)
+def _job(job: tuple[int, int, int, int]) -> SimulationOutcome:
+    return simulate_nodes(*job)
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -97,7 +99,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None, help="the seed; the time if it is not given")
     parser.add_argument("--events", type=int, default=EVENTS)
     parser.add_argument("--workers", type=int, default=WORKERS)
-    parser.add_argument("--node-events", type=int, default=EPOCH, help="events of one node, then the next")
+    parser.add_argument(
+        "--node-events", type=int, default=EPOCH_EVENTS, help="events of one node, then the next"
+    )
     parser.add_argument(
         "--plant", choices=sorted(PLANTED), default="", help="plant a fault, which must be found"
     )
@@ -121,26 +125,28 @@ def main() -> None:
     sys.exit(report(seed, outcomes, time.monotonic() - began, options))
 
 
-def _outcomes(options: argparse.Namespace, seed: int) -> list[Outcome]:
+def _outcomes(options: argparse.Namespace, seed: int) -> list[SimulationOutcome]:
     jobs = [
         (seed, number, options.events // options.workers, options.node_events)
         for number in range(options.workers)
     ]
     if options.workers == 1:
-        return [work(*jobs[0])]
+        return [simulate_nodes(*jobs[0])]
     with multiprocessing.get_context("fork").Pool(options.workers) as pool:
         return pool.map(_job, jobs, chunksize=1)
 
 
-def report(seed: int, outcomes: list[Outcome], seconds: float, options: argparse.Namespace) -> int:
+def report(seed: int, outcomes: list[SimulationOutcome], seconds: float, options: argparse.Namespace) -> int:
     """Print what came out, and return the exit code."""
     kinds = sum((outcome.kinds for outcome in outcomes), Counter[str]())
     events = sum(outcome.events for outcome in outcomes)
-    nodes, lives, checks = (sum(getattr(o, key) for o in outcomes) for key in ("nodes", "lives", "checks"))
+    nodes, daemon_starts, checks = (
+        sum(getattr(o, key) for o in outcomes) for key in ("nodes", "lives", "checks")
+    )
     print(
         f"seed {seed}: {events} events on {nodes} nodes in {seconds:.0f} s"
         f" ({events / max(seconds, 0.001):.0f}/s),"
-        f" {lives} starts of the daemon, {checks} cpusets checked"
+        f" {daemon_starts} starts of the daemon, {checks} cpusets checked"
     )
     print(", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
     print(f"trace {' '.join(outcome.trace for outcome in outcomes)}")

@@ -17,12 +17,12 @@ from tests.simulation.kernel import bits_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.simulation.clock import Entry
-    from tests.simulation.node import Node
+    from tests.simulation.clock import ScheduledCallback
+    from tests.simulation.node import SimulatedNode
     from tests.simulation.runtime_client import SimulatedEvents
 
 CREATED, RUNNING, EXITED = "CREATED", "RUNNING", "EXITED"
-FORGOTTEN_S = 2.0
+ID_REUSE_S = 2.0
 """Until an id is used again: longer than anything that was sent for the earlier one is under way."""
 
 
@@ -45,7 +45,7 @@ class SimulatedContainer:
 
     Attributes:
         cpus: The cpuset that is saved.
-        asked: The client's resources.
+        requested_limits: The client's resources.
         begun: Its program is being executed (``RUNNING`` says what the runtime answers).
         undecided: The daemon forwarded the call that brought the saved cpuset unchanged.
         to_report: The event of its exit that is not sent yet.
@@ -58,11 +58,11 @@ class SimulatedContainer:
     cpus: str
     mems: str
     quota: int
-    asked: tuple[int, int, int]
+    requested_limits: tuple[int, int, int]
     state: str = CREATED
     begun: bool = False
     undecided: bool = False
-    to_report: Entry | None = None
+    to_report: ScheduledCallback | None = None
 
     @property
     def path(self) -> str:
@@ -86,7 +86,7 @@ class SimulatedRuntime:
         events: Where the events of the daemon that lives now are put; None if none listens.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: SimulatedNode) -> None:
         self.node = node
         self.up = True
         self.answers_since = 0.0
@@ -103,25 +103,25 @@ class SimulatedRuntime:
         It was removed long enough ago that no call for the earlier one can still be carried out.
         """
         now, free, faults = self.node.schedule.now, self._free[kind], self.node.faults
-        if free and now - free[0][1] > FORGOTTEN_S and faults.happens(faults.rates.id_again):
+        if free and now - free[0][1] > ID_REUSE_S and faults.happens(faults.rates.id_reused):
             return free.pop(0)[0]
         self._serial += 1
         return f"{kind}{self._serial}"
 
-    def _frees(self, object_id: str) -> None:
+    def _release_id(self, object_id: str) -> None:
         """Let the id of a removed sandbox or container be used again."""
         self._free[object_id[0]].append((object_id, self.node.schedule.now))
 
     # -- what calls do ------------------------------------------------------------------------------------
 
-    def do(self, method: str, body: bytes) -> bytes:
+    def execute_call(self, method: str, body: bytes) -> bytes:
         """Execute a call, and return the message of the answer.
 
         Raises:
             RefusedError: It cannot be done.
         """
-        self.node.schedule.note(f"runtime {method}")
-        return DO[method](self, body)
+        self.node.schedule.trace(f"runtime {method}")
+        return METHODS[method](self, body)
 
     def run_sandbox(self, body: bytes) -> bytes:
         config = pb.RunPodSandboxRequest.FromString(body).config
@@ -145,7 +145,7 @@ class SimulatedRuntime:
         sandbox = self.sandboxes.get(pb.StopPodSandboxRequest.FromString(body).pod_sandbox_id)
         if sandbox is not None:
             sandbox.ready = False
-            for container in self.inside(sandbox.id):
+            for container in self.containers_in(sandbox.id):
                 self.end(container)
             self.node.schedule.after(0.0, self.report, "exit", sandbox.id)
         return b""
@@ -154,14 +154,14 @@ class SimulatedRuntime:
         sandbox_id = pb.RemovePodSandboxRequest.FromString(body).pod_sandbox_id
         sandbox = self.sandboxes.pop(sandbox_id, None)
         if sandbox is not None:
-            for container in self.inside(sandbox_id):
+            for container in self.containers_in(sandbox_id):
                 self._delete(container)
             self.node.kernel.remove(sandbox.parent.strip("/"))
             self.report("delete", sandbox_id)
-            self._frees(sandbox_id)
+            self._release_id(sandbox_id)
         return b""
 
-    def inside(self, sandbox_id: str) -> list[SimulatedContainer]:
+    def containers_in(self, sandbox_id: str) -> list[SimulatedContainer]:
         """Return the containers of a sandbox."""
         return [c for c in self.containers.values() if c.sandbox.id == sandbox_id]
 
@@ -173,7 +173,7 @@ class SimulatedRuntime:
         if not sandbox.ready:
             raise RefusedError(GrpcStatus.UNKNOWN)
         meta, limits = request.config.metadata, request.config.linux.resources
-        if any(c.name == meta.name and c.attempt == meta.attempt for c in self.inside(sandbox.id)):
+        if any(c.name == meta.name and c.attempt == meta.attempt for c in self.containers_in(sandbox.id)):
             raise RefusedError(GrpcStatus.ALREADY_EXISTS)
         container = SimulatedContainer(
             self._new_id("c"), sandbox, meta.name, meta.attempt, limits.cpuset_cpus,
@@ -281,7 +281,7 @@ class SimulatedRuntime:
         self._report_exit(container)  # the exit is reported before the deletion
         del self.containers[container.id]
         self.report("delete", container.id)
-        self._frees(container.id)
+        self._release_id(container.id)
 
     def end(self, container: SimulatedContainer) -> None:
         """Make a container exit."""
@@ -308,19 +308,19 @@ class SimulatedRuntime:
 
     # -- going away ---------------------------------------------------------------------------------------
 
-    def go(self) -> None:
+    def go_down(self) -> None:
         """The runtime's process ends; containers run on."""
         self.up = False
         if self.events is not None:
             self.events.cut()
 
-    def come(self) -> None:
+    def come_up(self) -> None:
         """The runtime is back."""
         self.up = True
         self.answers_since = self.node.schedule.now
 
 
-DO: dict[str, Callable[[SimulatedRuntime, bytes], bytes]] = {
+METHODS: dict[str, Callable[[SimulatedRuntime, bytes], bytes]] = {
     "RunPodSandbox": SimulatedRuntime.run_sandbox,
     "StopPodSandbox": SimulatedRuntime.stop_sandbox,
     "RemovePodSandbox": SimulatedRuntime.remove_sandbox,

@@ -12,19 +12,19 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from tests.simulation.kernel import text_of
 from tests.simulation.runtime import RefusedError
-from tests.simulation.workers import Listener
+from tests.simulation.workers import SteppedThread
 
 if TYPE_CHECKING:
     from proxy.model.idset import CpuSet, Mask
-    from tests.simulation.daemon import Daemon
-    from tests.simulation.node import Node
+    from tests.simulation.daemon import SimulatedDaemon
+    from tests.simulation.node import SimulatedNode
     from tests.simulation.runtime import SimulatedRuntime
 
 
 class RuntimeClient:
     """The daemon's own calls at the runtime; implements ``proxy.executor.runtime_ports.Runtime``."""
 
-    def __init__(self, node: Node, process: Daemon) -> None:
+    def __init__(self, node: SimulatedNode, process: SimulatedDaemon) -> None:
         self._node = node
         self._process = process
 
@@ -33,7 +33,7 @@ class RuntimeClient:
         node = self._node
         if not self._process.alive:
             raise UnavailableError(f"cannot {action}: the daemon has ended")
-        node.effect(self._process, f"runtime {action}")
+        node.before_effect(self._process, f"runtime {action}")
         if not node.runtime.up:
             raise UnavailableError(f"cannot {action}: the runtime is away")
         if node.faults.runtime_is_silent():
@@ -71,7 +71,7 @@ class RuntimeClient:
         one = self._call("ask for a status").containers.get(container_id)
         if one is None:
             raise RuntimeCallError("cannot ask for a status: not found", GrpcStatus.NOT_FOUND)
-        shares, quota, period = one.asked
+        shares, quota, period = one.requested_limits
         return RuntimeDetail(f"/{one.path}", shares, quota, period, 0, one.cpus, one.mems)
 
     def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
@@ -91,14 +91,14 @@ class RuntimeClient:
         def carry_out() -> None:
             if node.faults.update_fails():
                 raise RefusedError(GrpcStatus.UNKNOWN)
-            node.schedule.note(f"runtime updates {container_id} {cpus}")
+            node.schedule.trace(f"runtime updates {container_id} {cpus}")
             one = runtime.containers.get(container_id)
             if one is None:
                 raise RefusedError(GrpcStatus.NOT_FOUND)
             runtime.save(one, cpus, mems, quota)
 
         if node.faults.update_is_late():
-            node.late(carry_out)
+            node.carry_out_late(carry_out)
             node.elapse(self._process, node.call_timeout)
             raise UnavailableError("cannot update the cpuset: deadline exceeded")
         try:
@@ -117,10 +117,10 @@ class RuntimeClient:
 class SimulatedEvents:
     """The runtime's events; implements ``proxy.executor.runtime_ports.RuntimeEventStream``."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: SimulatedNode) -> None:
         self._node = node
         self._queue: queue.SimpleQueue[RuntimeEvent | None] = queue.SimpleQueue()
-        self._listener: Listener | None = None
+        self._listener: SteppedThread | None = None
         self.report_unread: Callable[[str], None] = lambda message: None
 
     def listen(self) -> Iterator[RuntimeEvent]:
@@ -129,12 +129,12 @@ class SimulatedEvents:
         if not self._node.options.events:
             raise RuntimeCallError("cannot subscribe: unknown service", GrpcStatus.UNIMPLEMENTED)
         thread = threading.current_thread()
-        assert isinstance(thread, Listener)
+        assert isinstance(thread, SteppedThread)
         self._queue = queue.SimpleQueue()
         self._listener = thread
         return self._stream(thread)
 
-    def _stream(self, thread: Listener) -> Iterator[RuntimeEvent]:
+    def _stream(self, thread: SteppedThread) -> Iterator[RuntimeEvent]:
         try:
             while True:
                 while not self._queue.empty():
@@ -149,11 +149,11 @@ class SimulatedEvents:
     def send(self, event: RuntimeEvent) -> None:
         """Send an event: it arrives after a while, and events stay in their order."""
         if self._listener is not None:
-            self._node.deliver(self._arrive, event)
+            self._node.deliver_in_order(self._arrive, event)
 
     def _arrive(self, event: RuntimeEvent) -> None:
         if self._listener is not None:
-            self._node.schedule.event("notification", f"runtime {event.kind} {event.container_id}")
+            self._node.schedule.count_event("notification", f"runtime {event.kind} {event.container_id}")
             self._queue.put(event)
             self._listener.resume()
 

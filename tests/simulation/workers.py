@@ -1,10 +1,10 @@
 """The daemon's threads in the simulation: jobs are entries of the schedule, in the order of their worker.
 
 A job runs at one moment, but other things may happen in the middle of it: whatever it calls may take time
-(``Node.elapse``), and meanwhile the event loop and other workers continue.
+(``SimulatedNode.elapse``), and meanwhile the event loop and other workers continue.
 
-``Listener`` stands for the one thread that the daemon starts itself, the reader of the runtime's events: it
-runs in a real thread, but only while the simulation waits for it, so that its steps come in a fixed order.
+``SteppedThread`` stands for the one thread that the daemon starts itself, the reader of the runtime's events:
+it runs in a real thread, but only while the simulation waits for it, so that its steps come in a fixed order.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.simulation.daemon import Daemon
+    from tests.simulation.daemon import SimulatedDaemon
 
 
 class SimulatedThreads:
     """Stands for ``proxy.executor.background.Threads``."""
 
-    daemon: Daemon
+    daemon: SimulatedDaemon
     """The process that makes threads now."""
 
     def __init__(self, count: int, name: str) -> None:
@@ -32,7 +32,7 @@ class SimulatedThreads:
         self._jobs: deque[tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = deque()
         self._began: dict[int, float] = {}
         self._closed = False
-        self._daemon.pools.append(self)
+        self._daemon.thread_pools.append(self)
 
     def submit(self, job: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         if self._closed:
@@ -61,15 +61,15 @@ class SimulatedThreads:
         if future.set_running_or_notify_cancel():
             name = getattr(job, "__qualname__", None) or type(job).__name__
             schedule = daemon.node.schedule
-            schedule.note(f"job {self.name} {name}")
+            schedule.trace(f"job {self.name} {name}")
             self._began[id(future)] = schedule.now
             try:
                 result = job(*args, **kwargs)
             except Exception as error:
-                schedule.event("result", f"{self.name} {name} {type(error).__name__}")
+                schedule.count_event("result", f"{self.name} {name} {type(error).__name__}")
                 future.set_exception(error)
             else:
-                schedule.event("result", f"{self.name} {name}")
+                schedule.count_event("result", f"{self.name} {name}")
                 future.set_result(result)
             del self._began[id(future)]
         self._free += 1
@@ -99,7 +99,7 @@ class ThreadEndError(BaseException):
     """The process of a thread has ended."""
 
 
-class Listener(threading.Thread):
+class SteppedThread(threading.Thread):
     """A real thread that runs only between ``resume`` and its next ``pause``."""
 
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...], name: str, daemon: bool) -> None:
@@ -148,7 +148,7 @@ class Listener(threading.Thread):
             super().join(timeout)
 
 
-class ListenerEvent:
+class SteppedThreadEvent:
     """Stands for ``threading.Event`` in the module that starts the listener."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class ListenerEvent:
 
     def wait(self, timeout: float) -> bool:
         thread = threading.current_thread()
-        assert isinstance(thread, Listener)
+        assert isinstance(thread, SteppedThread)
         if not self._set:
             thread._process.node.schedule.after(timeout, thread.resume)
             thread.pause()
@@ -172,6 +172,6 @@ class ListenerEvent:
 class Threading:
     """Stands for the module ``threading`` in the code of the daemon that starts a thread itself."""
 
-    Thread = Listener
-    Event = ListenerEvent
+    Thread = SteppedThread
+    Event = SteppedThreadEvent
     Lock = staticmethod(threading.Lock)
