@@ -10,17 +10,17 @@ from proxy.engine.owner_moves import why_not_movable
 from proxy.engine.reservation_state import Reservation, ReservationKind
 from proxy.model.idset import CpuSet
 from tests.engine.searched_clients import (
-    answered,
+    answer_arrives,
     at_runtime,
-    late,
-    lost,
+    client_disconnects,
+    finish_abandoned_call,
     may_run,
+    next_call,
     outcome,
-    run,
-    send,
-    update,
+    run_at_runtime,
+    save_cpuset,
 )
-from tests.engine.searched_comparison import PASSES, Listing, compared
+from tests.engine.searched_comparison import RECONCILES, RuntimeListing, compare_lists
 from tests.engine.searched_node import (
     SearchedNode,
 )
@@ -31,7 +31,7 @@ Action = tuple[str, ...]
 def actions(node: SearchedNode) -> Iterator[Action]:
     """Yield the actions that are possible now."""
     may_fail = node.faults > 0
-    for pod, remaining_calls in node.left.items():
+    for pod, remaining_calls in node.remaining_calls.items():
         call = node.calls.get(pod)
         if call is None:
             if remaining_calls and (pod in node.ids or remaining_calls[0] == "Create"):
@@ -51,12 +51,16 @@ def actions(node: SearchedNode) -> Iterator[Action]:
             yield ("lose", pod)
     if node.may_move:
         yield ("move",)
-    if node.ghosts and may_run(node, node.ghosts[0]) and not (node.hangs and not node.reconciled):
+    if (
+        node.abandoned_calls
+        and may_run(node, node.abandoned_calls[0])
+        and not (node.hangs and not node.reconciled)
+    ):
         yield ("late",)
-    yield from daemon(node, may_fail=may_fail)
+    yield from daemon_actions(node, may_fail=may_fail)
 
 
-def daemon(node: SearchedNode, *, may_fail: bool) -> Iterator[Action]:
+def daemon_actions(node: SearchedNode, *, may_fail: bool) -> Iterator[Action]:
     """Yield the actions that affect the daemon."""
     if node.jobs:
         yield ("kernel",)
@@ -64,21 +68,21 @@ def daemon(node: SearchedNode, *, may_fail: bool) -> Iterator[Action]:
             yield from (("kernel", str(number)) for number in (errno.EACCES, errno.EBUSY))
     if node.queue:
         yield ("ledger",)
-        if may_fail and any(task.waits == "ledger" for task in node.tasks.values()):
+        if may_fail and any(task.waits_for == "ledger" for task in node.tasks.values()):
             yield ("full",)
     for at, request in enumerate(node.requests):
-        yield ("request" if request.answered is None else "response", str(at))
+        yield ("request" if request.answered_cpus is None else "response", str(at))
         if may_fail:
             yield ("refuse", str(at))
             if request.inflight_call is not None:
                 yield ("deadline", str(at))
-    yield from (("time", task.name) for task in node.sleepers())
+    yield from (("time", task.name) for task in node.waiting_tasks())
     if node.listing is not None:
         yield ("compare",)
-    elif node.lists or (
-        node.passes
+    elif node.lists_left or (
+        node.reconciles_left
         and not (node.jobs or node.queue or node.tasks)
-        and (node.passes == PASSES or not node.ghosts)
+        and (node.reconciles_left == RECONCILES or not node.abandoned_calls)
     ):
         yield ("list",)
 
@@ -86,64 +90,64 @@ def daemon(node: SearchedNode, *, may_fail: bool) -> Iterator[Action]:
 FAULTS = ("twice", "fail", "lie", "lose", "full", "refuse", "deadline")
 
 
-def act(before: SearchedNode, action: Action) -> SearchedNode:
+def node_after(before: SearchedNode, action: Action) -> SearchedNode:
     """Return the node after an action."""
     node = before.copied()
     what, *which = action
     node.faults -= what in FAULTS or (what == "kernel" and bool(which))
     ACTIONS[what](node, *which)
-    node.go_on()
+    node.continue_tasks()
     return node
 
 
-def _do(node: SearchedNode, pod: str) -> None:
-    node.calls = {**node.calls, pod: run(node, node.calls[pod])}
+def _run_call(node: SearchedNode, pod: str) -> None:
+    node.calls = {**node.calls, pod: run_at_runtime(node, node.calls[pod])}
 
 
-def _fail(node: SearchedNode, pod: str) -> None:
+def _fail_call(node: SearchedNode, pod: str) -> None:
     call = node.calls[pod]
     if call.stage in ("made", "set"):
         node.groups = {i: cpus for i, cpus in node.groups.items() if i != call.target}
     node.calls = {**node.calls, pod: replace(call, stage="answer", failed=True)}
 
 
-def _lie(node: SearchedNode, pod: str) -> None:
+def _fail_executed_call(node: SearchedNode, pod: str) -> None:
     call = node.calls[pod]
     while call.stage != "answer":
         while call.stage == "set" and node.jobs:
-            node.work()
-            node.go_on()
-        call = run(node, call)
+            node.do_kernel_job()
+            node.continue_tasks()
+        call = run_at_runtime(node, call)
     node.calls = {**node.calls, pod: replace(call, failed=True)}
 
 
-def _twice(node: SearchedNode, pod: str) -> None:
+def _answer_twice(node: SearchedNode, pod: str) -> None:
     event = outcome(node, node.calls[pod])
     assert event is not None
-    answered(node, pod)
-    node.ghosts = (*node.ghosts, event)
+    answer_arrives(node, pod)
+    node.abandoned_calls = (*node.abandoned_calls, event)
 
 
 def _kernel(node: SearchedNode, denied: str = "0") -> None:
-    node.work(int(denied))
+    node.do_kernel_job(int(denied))
 
 
 def _request(node: SearchedNode, at: str) -> None:
     request = node.requests[int(at)]
     if request.inflight_call is not None:
-        update(node, request.target, request.inflight_call.carries)
-    done = replace(request, answered=node.specs[request.target])
+        save_cpuset(node, request.target, request.inflight_call.carries)
+    done = replace(request, answered_cpus=node.saved_cpusets[request.target])
     node.requests = (*node.requests[: int(at)], done, *node.requests[int(at) + 1 :])
 
 
 def _list(node: SearchedNode) -> None:
-    if node.passes:
-        node.clock += 3.0 if node.passes < PASSES else 0.0
-        node.passes -= 1
+    if node.reconciles_left:
+        node.clock += 3.0 if node.reconciles_left < RECONCILES else 0.0
+        node.reconciles_left -= 1
     else:
-        node.lists -= 1
+        node.lists_left -= 1
     changes, known = node.state.runtime.changes, frozenset(node.state.containers)
-    node.listing = Listing(tuple(sorted(node.phases.items())), changes.number, node.clock, known)
+    node.listing = RuntimeListing(tuple(sorted(node.phases.items())), changes.number, node.clock, known)
 
 
 def _move(node: SearchedNode) -> None:
@@ -158,23 +162,23 @@ def _move(node: SearchedNode) -> None:
 
 
 ACTIONS: dict[str, Callable[..., None]] = {
-    "client": send,
-    "do": _do,
-    "fail": _fail,
-    "lie": _lie,
-    "answer": answered,
-    "twice": _twice,
-    "lose": lost,
-    "late": late,
+    "client": next_call,
+    "do": _run_call,
+    "fail": _fail_call,
+    "lie": _fail_executed_call,
+    "answer": answer_arrives,
+    "twice": _answer_twice,
+    "lose": client_disconnects,
+    "late": finish_abandoned_call,
     "move": _move,
     "kernel": _kernel,
-    "ledger": SearchedNode.flush,
-    "full": SearchedNode.is_full,
+    "ledger": SearchedNode.write_ledger,
+    "full": SearchedNode.ledger_is_full,
     "request": _request,
-    "response": lambda node, at: node.answered(int(at), ok=True),
-    "refuse": lambda node, at: node.answered(int(at), ok=False),
-    "deadline": lambda node, at: node.unanswered(int(at)),
-    "time": lambda node, name: node.later(node.tasks[name]),
+    "response": lambda node, at: node.request_answered(int(at), ok=True),
+    "refuse": lambda node, at: node.request_answered(int(at), ok=False),
+    "deadline": lambda node, at: node.abandon_request(int(at)),
+    "time": lambda node, name: node.pass_time(node.tasks[name]),
     "list": _list,
-    "compare": compared,
+    "compare": compare_lists,
 }

@@ -32,7 +32,7 @@ from tests.engine.searched_node import (
     SearchedNode,
 )
 
-WHOLE = Request(1024, 100_000, 100_000)
+ONE_CPU = Request(1024, 100_000, 100_000)
 PODS = {
     "a": Pod("s-a", "a", "ns", "a", qos=QosClass.LS, kube_qos=KubeQos.BURSTABLE),
     "chosen": Pod("s-b", "b", "ns", "b", kube_qos=KubeQos.GUARANTEED),
@@ -42,32 +42,32 @@ PODS = {
 }
 
 
-def b_of(node: SearchedNode) -> Pod:
+def pod_b(node: SearchedNode) -> Pod:
     return node.state.pods["s-b"]
 
 
 def pod_of(node: SearchedNode, container_id: str) -> Pod:
-    return PODS["a"] if container_id.startswith("a") else b_of(node)
+    return PODS["a"] if container_id.startswith("a") else pod_b(node)
 
 
-def send(node: SearchedNode, pod: str) -> None:
+def next_call(node: SearchedNode, pod: str) -> None:
     """A client makes its next call."""
-    method, *left = node.left[pod]
-    node.left = {**node.left, pod: tuple(left)}
+    method, *left = node.remaining_calls[pod]
+    node.remaining_calls = {**node.remaining_calls, pod: tuple(left)}
     if method == "Create":
-        node.number += 1
-        token, of = f"t-{node.number}", PODS["a"] if pod == "a" else b_of(node)
-        request = Request() if pod == "a" else WHOLE
+        node.last_number += 1
+        token, of = f"t-{node.last_number}", PODS["a"] if pod == "a" else pod_b(node)
+        request = Request() if pod == "a" else ONE_CPU
         *_, decided = node.handle(CreateRequested(of, "c", 0, request, token))
         assert type(decided) is PlanDecided
-        node.forward(ClientCall(pod, method, "daemon", token), decided.answer)
+        node.follow_answer(ClientCall(pod, method, "daemon", token), decided.answer)
         return
     call = ClientCall(pod, method, "daemon", node.ids[pod])
     node.calls = {**node.calls, pod: call}
     if method == "Start":
-        node.forward(call, node.handle(StartRequested(call.target))[-1])
+        node.follow_answer(call, node.handle(StartRequested(call.target))[-1])
     elif method == "Update":
-        node.forward(call, node.handle(UpdateRequested(call.target, "", "", 0))[-1])
+        node.follow_answer(call, node.handle(UpdateRequested(call.target, "", "", 0))[-1])
     else:
         node.calls = {**node.calls, pod: replace(call, stage="runtime")}
 
@@ -76,36 +76,36 @@ def at_runtime(call: ClientCall) -> bool:
     return call.stage in ("runtime", "made", "set")
 
 
-def run(node: SearchedNode, call: ClientCall) -> ClientCall:
+def run_at_runtime(node: SearchedNode, call: ClientCall) -> ClientCall:
     """The runtime completes a call; a start that hangs makes one step."""
     there = node.ids.get(call.pod, "")
     if node.hangs and call.pod == "a" and call.method == "Start" and call.stage != "set":
-        node.groups = {**node.groups, there: node.specs[there]}
-        node.reported(there)
+        node.groups = {**node.groups, there: node.saved_cpusets[there]}
+        node.kernel_reports(there)
         return replace(call, stage="set" if call.stage == "made" else "made")
     if call.method == "Create":
         there = f"{call.pod}-1"
         node.ids = {**node.ids, call.pod: there}
-        node.specs = {**node.specs, there: call.cpus or ALL}
+        node.saved_cpusets = {**node.saved_cpusets, there: call.cpus or ALL}
         node.phases = {**node.phases, there: Phase.CREATED}
     elif call.method == "Start":
         if call.stage != "set":
-            node.groups = {**node.groups, there: node.specs[there]}
+            node.groups = {**node.groups, there: node.saved_cpusets[there]}
         node.phases = {**node.phases, there: Phase.RUNNING}
-        node.begun |= call.pod == "a"
-        node.owner = node.groups[there] if call.pod == "b" else node.owner
+        node.has_sharer_begun |= call.pod == "a"
+        node.owner_cpus = node.groups[there] if call.pod == "b" else node.owner_cpus
     elif call.method == "Stop":
         node.groups = {i: cpus for i, cpus in node.groups.items() if i != there}
         node.phases = {**node.phases, there: Phase.EXITED}
-        node.owner = CpuSet() if call.pod == "b" else node.owner
+        node.owner_cpus = CpuSet() if call.pod == "b" else node.owner_cpus
     else:
-        update(node, there, call.cpus or ALL)
+        save_cpuset(node, there, call.cpus or ALL)
     return replace(call, stage="answer")
 
 
-def update(node: SearchedNode, target: str, cpus: CpuSet) -> None:
+def save_cpuset(node: SearchedNode, target: str, cpus: CpuSet) -> None:
     """The runtime saves a cpuset, and writes it if the container has a cgroup."""
-    node.specs = {**node.specs, target: cpus}
+    node.saved_cpusets = {**node.saved_cpusets, target: cpus}
     if target in node.groups:
         node.groups = {**node.groups, target: cpus}
 
@@ -128,44 +128,44 @@ def outcome(node: SearchedNode, call: ClientCall) -> NodeEvent | None:
     return StartRefused(inflight_call, node.clock)
 
 
-def answered(node: SearchedNode, pod: str) -> None:
+def answer_arrives(node: SearchedNode, pod: str) -> None:
     """The answer to a call arrives."""
     call = node.calls[pod]
-    node.over(call)
+    node.end_call(call)
     if call.failed:
-        node.left = {**node.left, pod: ()}
+        node.remaining_calls = {**node.remaining_calls, pod: ()}
     if (event := outcome(node, call)) is not None:
         node.handle(event)
 
 
-def lost(node: SearchedNode, pod: str) -> None:
+def client_disconnects(node: SearchedNode, pod: str) -> None:
     """A client disconnects; the runtime is not notified, and may still execute the call."""
     call = node.calls[pod]
-    node.over(call)
-    node.left = {**node.left, pod: ()}
+    node.end_call(call)
+    node.remaining_calls = {**node.remaining_calls, pod: ()}
     if call.method == "Create":
         node.handle(CreateLost(call.target, node.clock))
         task = node.tasks.get(f"create {pod}")
         if task is not None and task.reservation is not None:
-            node.put(
+            node.put_task(
                 replace(task, reservation=reservations.step(task.reservation, seen.ClientDisconnected())[0])
             )
     elif call.inflight_call is not None:
         node.handle(CallOrphaned(call.inflight_call, node.clock))
     if at_runtime(call):
-        node.ghosts = (*node.ghosts, replace(call, gone=True))
+        node.abandoned_calls = (*node.abandoned_calls, replace(call, gone=True))
 
 
-def late(node: SearchedNode) -> None:
+def finish_abandoned_call(node: SearchedNode) -> None:
     """Finish calls that no client waits for any more."""
-    first, node.ghosts = node.ghosts[0], node.ghosts[1:]
+    first, node.abandoned_calls = node.abandoned_calls[0], node.abandoned_calls[1:]
     if isinstance(first, ClientCall):
-        after = run(node, first)
+        after = run_at_runtime(node, first)
         if after.stage != "answer":
-            node.ghosts = (after, *node.ghosts)
+            node.abandoned_calls = (after, *node.abandoned_calls)
     elif isinstance(first, RuntimeRequest):
         assert first.inflight_call is not None
-        update(node, first.target, first.inflight_call.carries)
+        save_cpuset(node, first.target, first.inflight_call.carries)
     else:
         node.handle(first)
 

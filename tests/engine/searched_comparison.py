@@ -17,7 +17,7 @@ from proxy.engine.inflight import InflightCall
 from proxy.engine.node_events import LedgerRead
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase, Pod, Request
-from tests.engine.searched_clients import WHOLE, at_runtime, pod_of
+from tests.engine.searched_clients import ONE_CPU, at_runtime, pod_of
 from tests.engine.searched_node import (
     ALL,
     NODE,
@@ -28,14 +28,14 @@ from tests.engine.searched_node import (
 )
 from tests.testkit.changed_copy import changed_copy
 
-PASSES = 3
+RECONCILES = 3
 """Reconciles of a daemon that starts after a crash; the time between two lets orphans end."""
 GRACE_S = 2.0
 BEFORE_IT_RUNS = (Phase.CREATED, Phase.STARTING)
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class RuntimeListing:
     """What the runtime has listed.
 
     Attributes:
@@ -51,39 +51,39 @@ class Listing:
     known: frozenset[str]
 
 
-def compared(node: SearchedNode) -> None:
+def compare_lists(node: SearchedNode) -> None:
     """The lists of the runtime are compared with the state; then the cpusets in the kernel."""
     listing = node.listing
-    assert isinstance(listing, Listing)
+    assert isinstance(listing, RuntimeListing)
     node.listing, phases = None, dict(listing.phases)
-    resolve(node, listing)
+    resolve_lost_creates(node, listing)
     end_orphans(node, listing)
     for container_id in sorted(listing.known - phases.keys()):
-        ours = node.state.containers.get(container_id)
+        container = node.state.containers.get(container_id)
         if (
-            ours is not None
-            and ours.phase is not Phase.CREATING
+            container is not None
+            and container.phase is not Phase.CREATING
             and is_new_in_list(node, container_id, listing)
         ):
             node.handle(ContainersRemoved((container_id,)))
     for container_id, phase in phases.items():
         if is_new_in_list(node, container_id, listing):
-            entered(node, container_id, phase)
+            record_phase(node, container_id, phase)
     adopt(node, listing)
     if not node.reconciled:
         register_suspected_calls(node)
     confine_orphaned_calls(node)
     node.jobs = (*node.jobs, KernelJob("all"))
     if not node.reconciled:
-        in_step(node)
+        perform_postponed_work(node)
 
 
-def is_new_in_list(node: SearchedNode, container_id: str, listing: Listing) -> bool:
+def is_new_in_list(node: SearchedNode, container_id: str, listing: RuntimeListing) -> bool:
     """Return whether a list is up to date for a container: the container has not changed since."""
     return node.state.runtime.changes.is_unchanged(container_id, listing.began)
 
 
-def end_orphans(node: SearchedNode, listing: Listing) -> None:
+def end_orphans(node: SearchedNode, listing: RuntimeListing) -> None:
     """End calls that are over and have no waiting client."""
     phases = dict(listing.phases)
     for call in node.state.inflight.orphans():
@@ -94,31 +94,31 @@ def end_orphans(node: SearchedNode, listing: Listing) -> None:
         node.handle(OrphanListed(call, phase, listing.requested_at, node.clock, held))
 
 
-def entered(node: SearchedNode, container_id: str, phase: Phase) -> None:
+def record_phase(node: SearchedNode, container_id: str, phase: Phase) -> None:
     """Record the phase that a list shows for a container."""
-    ours = node.state.containers.get(container_id)
-    if ours is None or node.state.inflight.of(container_id):
+    container = node.state.containers.get(container_id)
+    if container is None or node.state.inflight.of(container_id):
         return
-    if ours.phase is Phase.EXITED and phase is not Phase.EXITED:
+    if container.phase is Phase.EXITED and phase is not Phase.EXITED:
         node.handle(ContainersRemoved((container_id,)))
         node.handle(ContainerIsBack(container_id))
-    elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
+    elif not (container.phase is Phase.RUNNING and phase is Phase.CREATED):
         node.handle(PhaseChanged(container_id, phase))
 
 
-def adopt(node: SearchedNode, listing: Listing) -> None:
+def adopt(node: SearchedNode, listing: RuntimeListing) -> None:
     """Adopt containers that are not known."""
     creating = {c.pod.sandbox_id for c in node.state.containers.values() if c.phase is Phase.CREATING}
     for container_id, phase in listing.phases:
         pod = pod_of(node, container_id)
         is_new = container_id not in node.state.containers and is_new_in_list(node, container_id, listing)
         if is_new and phase is not Phase.EXITED and pod.sandbox_id not in creating:
-            cpus = node.specs[container_id]
-            request = changed_copy(Request() if pod.uid == "a" else WHOLE, cpuset_cpus=str(cpus))
+            cpus = node.saved_cpusets[container_id]
+            request = changed_copy(Request() if pod.uid == "a" else ONE_CPU, cpuset_cpus=str(cpus))
             node.handle(ContainerFound(container_id, pod, "c", 0, request, phase, cpus))
 
 
-def resolve(node: SearchedNode, listing: Listing) -> None:
+def resolve_lost_creates(node: SearchedNode, listing: RuntimeListing) -> None:
     """Determine the outcome of creates whose answers were lost."""
     there = {pod_of(node, i).sandbox_id: i for i, _ in listing.phases}
     for token, since in node.state.runtime.lost_creates.items():
@@ -141,9 +141,9 @@ def register_suspected_calls(node: SearchedNode) -> None:
         if container.phase not in (*BEFORE_IT_RUNS, Phase.RUNNING) or node.state.inflight.of(container.id):
             continue
         for is_start in (False, True) if container.phase is not Phase.RUNNING else (False,):
-            node.number += 1
+            node.last_number += 1
             call = InflightCall(
-                node.number,
+                node.last_number,
                 container.id,
                 ALL,
                 is_start,
@@ -169,11 +169,11 @@ def confine_orphaned_calls(node: SearchedNode) -> None:
         node.jobs = (*node.jobs, KernelJob("narrow", tuple(call.container_id for call in starts)))
 
 
-def in_step(node: SearchedNode) -> None:
+def perform_postponed_work(node: SearchedNode) -> None:
     """All running containers are known: perform the actions that were postponed."""
     node.reconciled = True
-    node.write_later([i for i in sorted(node.put_off) if i in node.state.containers])
-    node.put_off = frozenset()
+    node.write_later([i for i in sorted(node.postponed_writes) if i in node.state.containers])
+    node.postponed_writes = frozenset()
     for token, one in node.restorations()[2]:
         if any(i in node.state.containers for i in one.containers):
             node.reserve("move b", one.containers[0], one, token)
@@ -181,7 +181,7 @@ def in_step(node: SearchedNode) -> None:
     node.handle(RuntimeSyncDue(running))
 
 
-def crashed(before: SearchedNode, *, done: bool) -> SearchedNode:
+def node_after_crash(before: SearchedNode, *, done: bool) -> SearchedNode:
     """Return the node with the next daemon on it.
 
     Args:
@@ -191,14 +191,23 @@ def crashed(before: SearchedNode, *, done: bool) -> SearchedNode:
     node, calls = before.copied(), before.calls.values()
     waiting = (
         *(replace(call, gone=True) for call in calls if at_runtime(call)),
-        *(ghost for ghost in before.ghosts if isinstance(ghost, ClientCall | RuntimeRequest)),
-        *(replace(r, task="") for r in before.requests if r.inflight_call is not None and r.answered is None),
+        *(ghost for ghost in before.abandoned_calls if isinstance(ghost, ClientCall | RuntimeRequest)),
+        *(
+            replace(r, task="")
+            for r in before.requests
+            if r.inflight_call is not None and r.answered_cpus is None
+        ),
     )
-    node.ghosts = waiting if done else ()
+    node.abandoned_calls = waiting if done else ()
     node.calls, node.tasks, node.jobs, node.queue, node.requests = {}, {}, (), (), ()
-    node.left, node.listing, node.put_off, node.silent = {"a": (), "b": ()}, None, frozenset(), frozenset()
+    node.remaining_calls, node.listing, node.postponed_writes, node.unanswered_targets = (
+        {"a": (), "b": ()},
+        None,
+        frozenset(),
+        frozenset(),
+    )
     node.reconciled = node.may_move = False
-    node.faults, node.crashes, node.lists, node.passes = 0, before.crashes - 1, 0, PASSES
+    node.faults, node.crashes, node.lists_left, node.reconciles_left = 0, before.crashes - 1, 0, RECONCILES
     node.state = NodeState.empty(NODE)
     holds, containers, _ = node.restorations()
     pods = tuple(record for record in node.durable.values() if type(record) is Pod)

@@ -64,9 +64,8 @@ NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 ALL = MACHINE.online
 NONE = CpuSet()
 LIVE = (Phase.STARTING, Phase.RUNNING)
-LOOKS = 2
+CONFINE_ATTEMPTS = 2
 """How often a create looks whether a start that hangs can be confined."""
-KIND = ReservationKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +102,25 @@ class DaemonTask:
     Attributes:
         name: ``create``, ``start``, ``settle`` or ``move``, and the pod.
         target: The container, or its token.
-        waits: ``kernel``, ``ledger``, ``calls``, ``runtime``, ``pause``; ``due``: it can continue now.
+        waits_for: ``kernel``, ``ledger``, ``calls``, ``runtime``, ``pause``; ``due``: it can continue now.
         event: The event with which it continues.
         calls: The numbers of the calls that it waits for.
         cpus: The CPUs that those calls must not carry.
         reservation: The reservation that is carried out.
         effect: The effect of it that has an outstanding result.
-        looks: How often it has checked a start that hangs.
+        confine_attempts: How often it has checked a start that hangs.
         token: The name of the reservation.
     """
 
     name: str
     target: str
-    waits: str = "due"
+    waits_for: str = "due"
     event: seen.Event | None = None
     calls: tuple[int, ...] = ()
     cpus: CpuSet = NONE
     reservation: Reservation | None = None
     effect: to_do.Effect | None = None
-    looks: int = 0
+    confine_attempts: int = 0
     token: str = ""
 
 
@@ -140,48 +139,48 @@ class RuntimeRequest:
 
     Attributes:
         inflight_call: The update as the engine records it; None for a query.
-        answered: The cpuset that the runtime has saved, once it has executed the request.
+        answered_cpus: The cpuset that the runtime has saved, once it has executed the request.
         task: The task that waits for it; empty if no task waits any more.
     """
 
     target: str
     task: str
     inflight_call: InflightCall | None = None
-    answered: CpuSet | None = None
+    answered_cpus: CpuSet | None = None
 
 
 class SearchedNode:
     """The node."""
 
     __slots__ = (
-        "begun",
+        "abandoned_calls",
         "calls",
         "clock",
         "crashes",
         "durable",
         "faults",
-        "ghosts",
         "groups",
         "hangs",
+        "has_sharer_begun",
         "ids",
         "jobs",
-        "left",
+        "last_number",
         "listing",
-        "lists",
+        "lists_left",
         "may_move",
-        "number",
-        "owner",
-        "passes",
+        "owner_cpus",
         "phases",
-        "put_off",
+        "postponed_writes",
         "queue",
         "reconciled",
+        "reconciles_left",
+        "remaining_calls",
         "requests",
-        "silent",
-        "specs",
+        "saved_cpusets",
         "state",
         "syncs",
         "tasks",
+        "unanswered_targets",
     )
 
     def __init__(self, left: Mapping[str, tuple[str, ...]], sequence: str) -> None:
@@ -191,20 +190,20 @@ class SearchedNode:
         self.jobs: tuple[KernelJob, ...] = ()
         self.queue: tuple[tuple[str, Record | None], ...] = ()
         self.requests: tuple[RuntimeRequest, ...] = ()
-        self.ghosts: tuple[ClientCall | RuntimeRequest | NodeEvent, ...] = ()
+        self.abandoned_calls: tuple[ClientCall | RuntimeRequest | NodeEvent, ...] = ()
         self.durable: Mapping[str, Record] = {}
         self.groups: Mapping[str, CpuSet] = {}
-        self.specs: Mapping[str, CpuSet] = {}
+        self.saved_cpusets: Mapping[str, CpuSet] = {}
         self.phases: Mapping[str, Phase] = {}
         self.ids: Mapping[str, str] = {}
-        self.left = left
+        self.remaining_calls = left
         self.listing: object = None
-        self.put_off: frozenset[str] = frozenset()
-        self.silent: frozenset[str] = frozenset()
-        self.reconciled, self.begun = True, False
+        self.postponed_writes: frozenset[str] = frozenset()
+        self.unanswered_targets: frozenset[str] = frozenset()
+        self.reconciled, self.has_sharer_begun = True, False
         self.hangs, self.syncs, self.may_move = sequence == "hang", sequence == "sync", sequence == "move"
-        self.owner = CpuSet()
-        self.faults = self.crashes = self.lists = self.passes = self.number = 0
+        self.owner_cpus = CpuSet()
+        self.faults = self.crashes = self.lists_left = self.reconciles_left = self.last_number = 0
         self.clock = 1000.0
 
     def copied(self) -> SearchedNode:
@@ -236,73 +235,75 @@ class SearchedNode:
     def write_later(self, ids: Collection[str]) -> None:
         """Make the kernel worker write some containers, unless a call would undo it."""
         if not self.reconciled:
-            self.put_off |= frozenset(ids)
+            self.postponed_writes |= frozenset(ids)
             return
         inflight = self.state.inflight
         some = tuple(i for i in ids if not inflight.is_awaited(i) or inflight.is_confined(i))
         if some:
             self.jobs = (*self.jobs, KernelJob("write", some))
 
-    def track(self, target: str, carries: CpuSet, *, is_start: bool = False) -> InflightCall:
-        self.number += 1
-        call = InflightCall(self.number, target, carries, is_start, self.clock)
+    def track_call(self, target: str, carries: CpuSet, *, is_start: bool = False) -> InflightCall:
+        self.last_number += 1
+        call = InflightCall(self.last_number, target, carries, is_start, self.clock)
         self.handle(CallSent(call))
         return call
 
-    def in_flight(self) -> set[int]:
+    def inflight_numbers(self) -> set[int]:
         return {call.number for calls in self.state.inflight.calls.values() for call in calls}
 
     # -- tasks --------------------------------------------------------------------------------------------
 
-    def put(self, task: DaemonTask) -> None:
+    def put_task(self, task: DaemonTask) -> None:
         self.tasks = {**self.tasks, task.name: task}
 
-    def without(self, task: DaemonTask) -> None:
+    def remove_task(self, task: DaemonTask) -> None:
         self.tasks = {name: other for name, other in self.tasks.items() if name != task.name}
 
-    def go_on(self) -> None:
+    def continue_tasks(self) -> None:
         """Continue every task that can continue, and begin the sync requests that are due."""
         while True:
-            there = self.in_flight()
+            there = self.inflight_numbers()
             ready = next(
                 (
                     task
                     for task in self.tasks.values()
-                    if task.waits == "due" or (task.waits == "calls" and there.isdisjoint(task.calls))
+                    if task.waits_for == "due" or (task.waits_for == "calls" and there.isdisjoint(task.calls))
                 ),
                 None,
             )
             if ready is not None:
-                self.resume(ready, ready.event if ready.waits == "due" else seen.InflightCompleted())
+                self.resume(ready, ready.event if ready.waits_for == "due" else seen.InflightCompleted())
             elif not self.sync_runtime():
                 return
 
     def resume(self, task: DaemonTask, event: seen.Event | None) -> None:
         if task.reservation is None:
-            self.prepare(task)
+            self.prepare_start(task)
         else:
             assert event is not None
-            self.give(task, event)
+            self.advance_reservation(task, event)
 
     def reserve(self, name: str, target: str, reservation: Reservation, token: str) -> None:
         """Begin a reservation."""
-        self.give(DaemonTask(name, target, reservation=reservation, token=token), seen.ReservationRequested())
+        self.advance_reservation(
+            DaemonTask(name, target, reservation=reservation, token=token), seen.ReservationRequested()
+        )
 
-    def give(self, task: DaemonTask, event: seen.Event) -> None:
+    def advance_reservation(self, task: DaemonTask, event: seen.Event) -> None:
         """Pass an event to a reservation, and perform its effects."""
         assert task.reservation is not None
         reservation, effects = reservation_step(task.reservation, event)
-        task = replace(task, reservation=reservation, waits="", event=None, calls=())
+        task = replace(task, reservation=reservation, waits_for="", event=None, calls=())
         for effect in effects:
-            task = self.perform(task, reservation, effect)
+            task = self.perform_effect(task, reservation, effect)
         if reservation.is_over:
-            self.without(task)
-            self.ended(task, reservation)
+            self.remove_task(task)
+            self.after_reservation(task, reservation)
         else:
-            assert task.waits, f"{reservation.phase} waits for nothing"
-            self.put(task)
+            assert task.waits_for, f"{reservation.phase} waits for nothing"
+            self.put_task(task)
 
-    def perform(self, task: DaemonTask, reservation: Reservation, effect: to_do.Effect) -> DaemonTask:
+    def perform_effect(self, task: DaemonTask, reservation: Reservation, effect: to_do.Effect) -> DaemonTask:
         """Perform an effect of a reservation, or begin to wait for it; return the waiting task."""
         match effect:
             case to_do.WithdrawPlacement():
@@ -326,44 +327,46 @@ class SearchedNode:
                     )
                 )
             case _ if isinstance(effect, to_do.WAITED):
-                return replace(self.awaited(task, reservation, effect), effect=effect)
+                return replace(self.begin_wait(task, reservation, effect), effect=effect)
         return task
 
-    def awaited(self, task: DaemonTask, reservation: Reservation, effect: to_do.Effect) -> DaemonTask:
+    def begin_wait(self, task: DaemonTask, reservation: Reservation, effect: to_do.Effect) -> DaemonTask:
         """Begin to wait for an effect."""
         state = self.state
         match effect:
             case to_do.AppendLedger(may_run_on):
                 self.queue = (*self.queue, *self.records(task, reservation, may_run_on).items())
-                return replace(task, waits="ledger")
+                return replace(task, waits_for="ledger")
             case to_do.AwaitInflight(cpus):
                 limits = (
                     (c.id, state.desired_cpus(c))
                     for c in state.containers.values()
                     if state.uses_shared_cpus(c)
                 )
-                return self.awaiting(task, state.inflight.exceeding(limits, cpus), cpus)
+                return self.wait_for_calls(task, state.inflight.exceeding(limits, cpus), cpus)
             case to_do.AwaitOwnInflight(cpus):
                 own = (call for i in reservation.containers for call in state.inflight.of(i))
-                return self.awaiting(task, [call for call in own if not call.carries <= cpus], CpuSet())
+                return self.wait_for_calls(task, [call for call in own if not call.carries <= cpus], CpuSet())
             case to_do.Pause():
-                return replace(task, waits="pause")
+                return replace(task, waits_for="pause")
             case to_do.PlaceElsewhere(reason):
-                return replace(task, event=self.elsewhere(task, reservation, reason), waits="due")
+                return replace(task, event=self.place_elsewhere(task, reservation, reason), waits_for="due")
             case to_do.ReadCpusets(ids):
-                return self.job(task, "read", ids or reservation.containers)
+                return self.queue_kernel_job(task, "read", ids or reservation.containers)
             case to_do.WriteOwners():
-                return self.job(task, "owners", reservation.containers)
+                return self.queue_kernel_job(task, "owners", reservation.containers)
         assert isinstance(effect, to_do.WriteSharers)
-        return self.job(task, "sharers")
+        return self.queue_kernel_job(task, "sharers")
 
-    def awaiting(self, task: DaemonTask, calls: list[InflightCall], cpus: CpuSet) -> DaemonTask:
+    def wait_for_calls(self, task: DaemonTask, calls: list[InflightCall], cpus: CpuSet) -> DaemonTask:
         """Wait for calls in flight."""
-        return replace(task, waits="calls", calls=tuple(call.number for call in calls), cpus=cpus, looks=0)
+        return replace(
+            task, waits_for="calls", calls=tuple(call.number for call in calls), cpus=cpus, confine_attempts=0
+        )
 
-    def job(self, task: DaemonTask, kind: str, ids: tuple[str, ...] = ()) -> DaemonTask:
+    def queue_kernel_job(self, task: DaemonTask, kind: str, ids: tuple[str, ...] = ()) -> DaemonTask:
         self.jobs = (*self.jobs, KernelJob(kind, ids, task.name))
-        return replace(task, waits="kernel")
+        return replace(task, waits_for="kernel")
 
     def owner_of(self, reservation: Reservation) -> str:
         return self.state.containers[reservation.containers[0]].owner
@@ -377,10 +380,12 @@ class SearchedNode:
         containers = {c.id: c for c in self.containers(reservation)}
         return records_of(reservation, containers, task.token, may_run_on)
 
-    def elsewhere(self, task: DaemonTask, reservation: Reservation, reason: to_do.AbortReason) -> seen.Event:
+    def place_elsewhere(
+        self, task: DaemonTask, reservation: Reservation, reason: to_do.AbortReason
+    ) -> seen.Event:
         """Place a create on other CPUs."""
-        self.number += 1
-        effects = self.handle(CpusNotFreed(reservation.containers[0], reason, f"t-{self.number}"))
+        self.last_number += 1
+        effects = self.handle(CpusNotFreed(reservation.containers[0], reason, f"t-{self.last_number}"))
         decided = effects[-1] if effects else None
         if type(decided) is not PlanDecided or decided.plan.container is None:
             return seen.NoOtherPlacement()
@@ -389,75 +394,77 @@ class SearchedNode:
             self.calls = {**self.calls, pod: replace(self.calls[pod], target=new.id)}
         return seen.PlacedElsewhere(new.id, new.placement.exclusive)
 
-    def ended(self, task: DaemonTask, reservation: Reservation) -> None:
+    def after_reservation(self, task: DaemonTask, reservation: Reservation) -> None:
         """Continue after a reservation."""
-        if reservation.kind is KIND.MOVE:
+        if reservation.kind is ReservationKind.MOVE:
             self.handle(RuntimeSyncDue(reservation.containers))
             self.handle(CpusAssigned(reservation.containers))
-        elif reservation.kind is KIND.START:
-            self.started(task, "" if reservation.is_committed else "its CPUs are not free")
+        elif reservation.kind is ReservationKind.START:
+            self.continue_start(task, "" if reservation.is_committed else "its CPUs are not free")
         elif (call := self.calls.get("b")) is not None and call.method == "Create" and not call.gone:
             there = self.state.containers.get(reservation.containers[0])
             if reservation.is_committed and there is not None:
-                self.forward(call, self.handle(CreateResumed(there, is_reserved=True))[-1])
+                self.follow_answer(call, self.handle(CreateResumed(there, is_reserved=True))[-1])
             else:
-                self.over(call)
+                self.end_call(call)
 
-    def forward(self, call: ClientCall, answer: object) -> None:
+    def follow_answer(self, call: ClientCall, answer: object) -> None:
         """Act on a call as the engine has answered."""
         if type(answer) is Forward:
             call = replace(call, stage="runtime", cpus=answer.planned_cpus)
             if call.method == "Update":
-                call = replace(call, inflight_call=self.track(call.target, answer.planned_cpus))
+                call = replace(call, inflight_call=self.track_call(call.target, answer.planned_cpus))
         elif type(answer) is ForwardStart:
-            inflight_call = self.track(call.target, answer.carries, is_start=True)
+            inflight_call = self.track_call(call.target, answer.carries, is_start=True)
             call = replace(call, stage="runtime", cpus=answer.carries, inflight_call=inflight_call)
         elif type(answer) is ReserveFirst:
             cpus = answer.container.placement.exclusive
-            reservation = Reservation(KIND.CREATE, (call.target,), cpus, ref="b")
+            reservation = Reservation(ReservationKind.CREATE, (call.target,), cpus, ref="b")
             self.calls = {**self.calls, call.pod: call}
             self.reserve(f"create {call.pod}", call.target, reservation, call.target)
             return
         elif type(answer) is PrepareStart:
-            self.put(DaemonTask(f"start {call.pod}", call.target))
+            self.put_task(DaemonTask(f"start {call.pod}", call.target))
         else:
-            self.over(call)  # refused
+            self.end_call(call)  # refused
             return
         self.calls = {**self.calls, call.pod: call}
 
-    def over(self, call: ClientCall) -> None:
+    def end_call(self, call: ClientCall) -> None:
         """End a call; after an error, its client does not make its next call."""
         self.calls = {pod: other for pod, other in self.calls.items() if pod != call.pod}
 
     # -- starts -------------------------------------------------------------------------------------------
 
-    def prepare(self, task: DaemonTask) -> None:
+    def prepare_start(self, task: DaemonTask) -> None:
         """Take the next step before a start."""
         state, target = self.state, task.target
         step = start_step(state, target)
         if step is StartStep.READY:
-            self.without(task)
-            self.started(task, "")
+            self.remove_task(task)
+            self.continue_start(task, "")
             return
         container = state.containers[target]
         if step is StartStep.SEND:
-            inflight_call = self.track(target, state.desired_cpus(container))
+            inflight_call = self.track_call(target, state.desired_cpus(container))
             self.requests = (*self.requests, RuntimeRequest(target, task.name, inflight_call))
-            self.put(replace(task, waits="runtime"))
+            self.put_task(replace(task, waits_for="runtime"))
         elif step is StartStep.CLEAR:
-            reservation = Reservation(KIND.START, (target,), container.placement.exclusive, ref="b")
+            reservation = Reservation(
+                ReservationKind.START, (target,), container.placement.exclusive, ref="b"
+            )
             self.reserve(task.name, target, reservation, "")
         else:
             keep = state.desired_cpus(container) if step is StartStep.AWAIT_OTHERS else CpuSet()
             calls = tuple(call.number for call in state.inflight.conflicting_updates(target, keep))
-            self.put(replace(task, waits="calls", calls=calls))
+            self.put_task(replace(task, waits_for="calls", calls=calls))
 
-    def started(self, task: DaemonTask, obstacle: str) -> None:
+    def continue_start(self, task: DaemonTask, obstacle: str) -> None:
         """Continue a start that was prepared, or refuse it."""
         call = self.calls.get(task.name[-1])
         if call is not None and call.method == "Start" and call.stage == "daemon":
             event = StartRequested(task.target, is_prepared=not obstacle, obstacle=obstacle)
-            self.forward(call, self.handle(event)[-1])
+            self.follow_answer(call, self.handle(event)[-1])
 
     # -- making sets last ---------------------------------------------------------------------------------
 
@@ -469,24 +476,24 @@ class SearchedNode:
         if target is None:
             return False
         self.handle(RuntimeSyncStarted(target))
-        self.sync_one(target)
+        self.sync_container(target)
         return True
 
-    def sync_one(self, target: str) -> None:
+    def sync_container(self, target: str) -> None:
         step = sync_step(self.state, target)
         if step is SyncStep.AWAIT:
             self.handle(ResendWanted(target))
-        if step in (SyncStep.AWAIT, SyncStep.NOTHING) or target in self.silent:
+        if step in (SyncStep.AWAIT, SyncStep.NOTHING) or target in self.unanswered_targets:
             return
         call = None
         if step is SyncStep.SEND:
-            call = self.track(target, self.state.desired_cpus(self.state.containers[target]))
+            call = self.track_call(target, self.state.desired_cpus(self.state.containers[target]))
         self.requests = (*self.requests, RuntimeRequest(target, "sync", call))
-        self.put(DaemonTask("sync", target, "runtime"))
+        self.put_task(DaemonTask("sync", target, "runtime"))
 
     # -- requests of the daemon to the runtime ------------------------------------------------------------
 
-    def answered(self, at: int, *, ok: bool) -> None:
+    def request_answered(self, at: int, *, ok: bool) -> None:
         """The answer to a request of the daemon arrives."""
         request = self.requests[at]
         self.requests = (*self.requests[:at], *self.requests[at + 1 :])
@@ -494,38 +501,40 @@ class SearchedNode:
         if request.inflight_call is not None:
             self.handle(UpdateEnded(request.inflight_call, request.inflight_call.carries if ok else None))
             if task.name == "sync":
-                self.silent = self.silent if ok else self.silent | {target}
-                self.without(task)
+                self.unanswered_targets = (
+                    self.unanswered_targets if ok else self.unanswered_targets | {target}
+                )
+                self.remove_task(task)
             elif ok:
-                self.put(replace(task, waits="due"))
+                self.put_task(replace(task, waits_for="due"))
             else:
-                self.without(task)
-                self.started(task, "the runtime refuses")
+                self.remove_task(task)
+                self.continue_start(task, "the runtime refuses")
             return
-        self.without(task)
+        self.remove_task(task)
         is_new = target not in self.state.runtime.saved and not self.state.inflight.of(target)
-        if ok and request.answered and is_new and target in self.state.containers:
-            self.handle(SavedCpusLearned(target, request.answered))
-            self.sync_one(target)
+        if ok and request.answered_cpus and is_new and target in self.state.containers:
+            self.handle(SavedCpusLearned(target, request.answered_cpus))
+            self.sync_container(target)
 
-    def unanswered(self, at: int) -> None:
+    def abandon_request(self, at: int) -> None:
         """The daemon does not wait for the answer to an update any more; the runtime may do it later."""
         request = self.requests[at]
         self.requests = (*self.requests[:at], *self.requests[at + 1 :])
         task = self.tasks[request.task]
-        self.without(task)
+        self.remove_task(task)
         assert request.inflight_call is not None
         self.handle(CallOrphaned(request.inflight_call, self.clock))
-        if request.answered is None:
-            self.ghosts = (*self.ghosts, replace(request, task=""))
+        if request.answered_cpus is None:
+            self.abandoned_calls = (*self.abandoned_calls, replace(request, task=""))
         if task.name != "sync":
-            self.started(task, "the runtime does not answer")
+            self.continue_start(task, "the runtime does not answer")
         else:
-            self.silent |= {task.target}
+            self.unanswered_targets |= {task.target}
 
     # -- the kernel worker and the ledger -----------------------------------------------------------------
 
-    def work(self, denied: int = 0) -> None:
+    def do_kernel_job(self, denied: int = 0) -> None:
         """Do the next job of the kernel worker.
 
         Args:
@@ -548,16 +557,16 @@ class SearchedNode:
                 for c in some
                 if c.id in self.groups
             ]
-            self.finished(job, seen.CpusetsRead(tuple(found)))
+            self.job_finished(job, seen.CpusetsRead(tuple(found)))
             return
-        written, refused = self.write(some, denied)
+        written, refused = self.write_cpusets(some, denied)
         if written:
             self.handle(RuntimeSyncDue(tuple(written)))
         if refused and job.kind == "report":
             self.jobs = (job, *self.jobs)  # the runtime's cpuset stays in effect until then
-        self.finished(job, seen.CpusetsWritten(tuple(refused), tuple(each.text for each in refused)))
+        self.job_finished(job, seen.CpusetsWritten(tuple(refused), tuple(each.text for each in refused)))
 
-    def write(self, some: list[Container], denied: int) -> tuple[list[str], list[seen.RefusedWrite]]:
+    def write_cpusets(self, some: list[Container], denied: int) -> tuple[list[str], list[seen.RefusedWrite]]:
         """Write the desired cpusets of containers; return the written and the refused ones."""
         written, refused = list[str](), list[seen.RefusedWrite]()
         for container in some:
@@ -573,11 +582,11 @@ class SearchedNode:
                 written.append(container_id)
         return written, refused
 
-    def finished(self, job: KernelJob, event: seen.Event) -> None:
+    def job_finished(self, job: KernelJob, event: seen.Event) -> None:
         """Continue the task that waits for a job."""
         task = self.tasks.get(job.task)
-        if task is not None and task.waits == "kernel":
-            self.put(replace(task, waits="due", event=event))
+        if task is not None and task.waits_for == "kernel":
+            self.put_task(replace(task, waits_for="due", event=event))
 
     def confine(self, job: KernelJob) -> None:
         """Narrow the cgroups of starts that hang; starts that have a cgroup no longer block a reservation."""
@@ -590,17 +599,17 @@ class SearchedNode:
             ids = tuple(call.container_id for call in with_group)
             self.jobs = (*self.jobs, *([KernelJob("narrow", ids, job.task)] if ids else ()))
             return
-        self.write([c for i in job.ids if (c := self.state.containers.get(i)) is not None], 0)
-        if task is not None and task.waits == "calls":
+        self.write_cpusets([c for i in job.ids if (c := self.state.containers.get(i)) is not None], 0)
+        if task is not None and task.waits_for == "calls":
             passed = {call.number for call in with_group}
-            self.put(replace(task, calls=tuple(n for n in task.calls if n not in passed)))
+            self.put_task(replace(task, calls=tuple(n for n in task.calls if n not in passed)))
 
-    def reported(self, target: str) -> None:
+    def kernel_reports(self, target: str) -> None:
         """The kernel reports that the runtime has written a cpuset."""
         if self.state.inflight.is_confined(target):
             self.jobs = (*self.jobs, KernelJob("report", (target,)))
 
-    def flush(self) -> None:
+    def write_ledger(self) -> None:
         """Make all records durable that the ledger is to write."""
         durable = dict(self.durable)
         for key, record in self.queue:
@@ -610,40 +619,44 @@ class SearchedNode:
                 durable[key] = record
         self.durable, self.queue = durable, ()
         for task in self.tasks.values():
-            if task.waits == "ledger":
-                self.put(replace(task, waits="due", event=seen.LedgerWritten()))
+            if task.waits_for == "ledger":
+                self.put_task(replace(task, waits_for="due", event=seen.LedgerWritten()))
 
-    def is_full(self) -> None:
+    def ledger_is_full(self) -> None:
         """The ledger cannot be written in time; its queue is kept."""
         for task in self.tasks.values():
-            if task.waits == "ledger":
-                self.put(replace(task, waits="due", event=seen.LedgerLate("no space left")))
+            if task.waits_for == "ledger":
+                self.put_task(replace(task, waits_for="due", event=seen.LedgerLate("no space left")))
 
     # -- time ---------------------------------------------------------------------------------------------
 
-    def sleepers(self) -> list[DaemonTask]:
+    def waiting_tasks(self) -> list[DaemonTask]:
         """Return the tasks that continue as time passes; no other task is active then."""
         if self.jobs or self.queue or any(request.task for request in self.requests):
             return []
-        return [task for task in self.tasks.values() if task.waits in ("pause", "calls")]
+        return [task for task in self.tasks.values() if task.waits_for in ("pause", "calls")]
 
-    def later(self, task: DaemonTask) -> None:
+    def pass_time(self, task: DaemonTask) -> None:
         """Let time pass for a task."""
-        if task.waits == "pause":
-            self.put(replace(task, waits="due", event=seen.PauseOver()))
+        if task.waits_for == "pause":
+            self.put_task(replace(task, waits_for="due", event=seen.PauseOver()))
             return
         there = [c for calls in self.state.inflight.calls.values() for c in calls if c.number in task.calls]
         if task.reservation is None:
-            self.without(task)
-            self.started(task, "the runtime is busy")
+            self.remove_task(task)
+            self.continue_start(task, "the runtime is busy")
             return
         starts = tuple(call.container_id for call in there if call.is_start)
-        if isinstance(task.effect, to_do.AwaitInflight) and starts and task.looks < LOOKS:
-            self.put(replace(task, looks=task.looks + 1))
+        if (
+            isinstance(task.effect, to_do.AwaitInflight)
+            and starts
+            and task.confine_attempts < CONFINE_ATTEMPTS
+        ):
+            self.put_task(replace(task, confine_attempts=task.confine_attempts + 1))
             self.jobs = (*self.jobs, KernelJob("look", starts, task.name))
             return
         carried = CpuSet.from_bits(union(c.carries.bits for c in there))
-        self.put(replace(task, waits="due", event=seen.InflightLate("busy", "", carried)))
+        self.put_task(replace(task, waits_for="due", event=seen.InflightLate("busy", "", carried)))
 
     # -- a crash ------------------------------------------------------------------------------------------
 

@@ -47,9 +47,9 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase
 from tests.engine import searched_comparison, searched_node
-from tests.engine.searched_actions import ACTIONS, Action, act, actions
-from tests.engine.searched_clients import PODS, send
-from tests.engine.searched_comparison import Listing, crashed
+from tests.engine.searched_actions import ACTIONS, Action, actions, node_after
+from tests.engine.searched_clients import PODS, next_call
+from tests.engine.searched_comparison import RuntimeListing, node_after_crash
 from tests.engine.searched_node import (
     ClientCall,
     DaemonTask,
@@ -77,8 +77,8 @@ def check(node: SearchedNode, *, moves: bool) -> None:
     """Check the invariants of every node."""
     assert violations(node.state) == []
     assert all(node.groups.values()), "a container has no CPU"
-    owner = node.groups.get("b-1", CpuSet()) if moves else node.owner
-    if owner and node.begun and "a-1" in node.groups:
+    owner = node.groups.get("b-1", CpuSet()) if moves else node.owner_cpus
+    if owner and node.has_sharer_begun and "a-1" in node.groups:
         assert node.groups["a-1"].isdisjoint(owner), f"a runs on {node.groups['a-1']}, b owns {owner}"
 
 
@@ -86,7 +86,7 @@ def check_end(node: SearchedNode, *, moves: bool) -> None:
     """Check a node without pending work after a crash: each container is on its CPUs."""
     state = node.state
     if node.phases.get("b-1") in (Phase.CREATED, Phase.RUNNING):
-        own = node.groups["b-1"] if moves else node.specs["b-1"]
+        own = node.groups["b-1"] if moves else node.saved_cpusets["b-1"]
         assert [owner.cpus for owner in state.owners.values()] == [own], "an owner is lost"
     else:
         assert not state.owners
@@ -122,10 +122,10 @@ def container_key(c: Container) -> tuple[object, ...]:
     return c.id, c.phase, c.placement.pool, c.placement.exclusive.bits
 
 
-def key_of(node: SearchedNode) -> int:
+def node_key(node: SearchedNode) -> int:
     """Return a key of all that the future depends on."""
     state, listing = node.state, node.listing
-    numbers = {n: at for at, n in enumerate(sorted(node.in_flight()))}
+    numbers = {n: at for at, n in enumerate(sorted(node.inflight_numbers()))}
 
     def inflight_key(call: InflightCall | None) -> object:
         return None if call is None else (numbers.get(call.number, -1), call.carries.bits)
@@ -138,7 +138,7 @@ def key_of(node: SearchedNode) -> int:
                 call.failed,
             )
         if isinstance(call, RuntimeRequest):
-            return call.target, call.task, inflight_key(call.inflight_call), call.answered
+            return call.target, call.task, inflight_key(call.inflight_call), call.answered_cpus
         return type(call).__name__, inflight_key(getattr(call, "call", None))
 
     inflight_calls = [
@@ -150,7 +150,10 @@ def key_of(node: SearchedNode) -> int:
         for c in calls
     ]
     tasks = [
-        (*(t.name, t.target, t.waits, t.looks, t.reservation), tuple(numbers.get(n, -1) for n in t.calls))
+        (
+            *(t.name, t.target, t.waits_for, t.confine_attempts, t.reservation),
+            tuple(numbers.get(n, -1) for n in t.calls),
+        )
         for _, t in sorted(node.tasks.items())
     ]
     runtime = state.runtime
@@ -170,19 +173,24 @@ def key_of(node: SearchedNode) -> int:
                 ),
             ),
             tuple(map(call_key, node.calls.values())),
-            tuple(map(call_key, node.ghosts)),
+            tuple(map(call_key, node.abandoned_calls)),
             tuple(map(call_key, node.requests)),
             (node.jobs, tuple((k, r and (type(r) is Container and container_key(r))) for k, r in node.queue)),
             tuple(sorted((k, type(r) is Container and container_key(r)) for k, r in node.durable.items())),
             tuple(
                 tuple(sorted((i, cpus.bits) for i, cpus in each.items()))
-                for each in (node.groups, node.specs)
+                for each in (node.groups, node.saved_cpusets)
             ),
-            (tuple(node.phases.items()), tuple(node.left.items()), node.owner.bits, node.begun),
-            (node.reconciled, node.faults, node.crashes, node.lists, node.passes),
-            (node.may_move, node.put_off, node.silent),
+            (
+                tuple(node.phases.items()),
+                tuple(node.remaining_calls.items()),
+                node.owner_cpus.bits,
+                node.has_sharer_begun,
+            ),
+            (node.reconciled, node.faults, node.crashes, node.lists_left, node.reconciles_left),
+            (node.may_move, node.postponed_writes, node.unanswered_targets),
             None
-            if not isinstance(listing, Listing)
+            if not isinstance(listing, RuntimeListing)
             else (
                 listing.phases,
                 listing.known,
@@ -192,22 +200,25 @@ def key_of(node: SearchedNode) -> int:
     )
 
 
-def begun(kind: str, sequence: str) -> SearchedNode:
+def initial_node(kind: str, sequence: str) -> SearchedNode:
     """Return a node with two pods, with which the search of a sequence begins."""
     node = SearchedNode(dict(zip("ab", SEQUENCES[sequence], strict=True)), sequence)
     for pod in (PODS["a"], PODS[kind]):
         node.handle(PodLearned(pod))
-    node.left = {"a": ("Create", *node.left["a"]), "b": node.left["b"]}
+    node.remaining_calls = {"a": ("Create", *node.remaining_calls["a"]), "b": node.remaining_calls["b"]}
     done = {
         "a": ("Create", *SEQUENCES[sequence][0])[: 1 + _before_bar(SEQUENCES[sequence][0])],
         "b": SEQUENCES[sequence][1],
     }
     done["b"] = done["b"][: _before_bar(SEQUENCES[sequence][1])]
     for pod, methods in done.items():
-        node.left = {**node.left, pod: tuple(m for m in node.left[pod] if m != "|")}
+        node.remaining_calls = {
+            **node.remaining_calls,
+            pod: tuple(m for m in node.remaining_calls[pod] if m != "|"),
+        }
         for _ in methods:
-            send(node, pod)
-            quiet(node)
+            next_call(node, pod)
+            complete_all(node)
     return node
 
 
@@ -215,25 +226,25 @@ def _before_bar(methods: tuple[str, ...]) -> int:
     return methods.index("|") if "|" in methods else 0
 
 
-def quiet(node: SearchedNode) -> None:
+def complete_all(node: SearchedNode) -> None:
     """Complete everything that is in progress."""
-    node.go_on()
+    node.continue_tasks()
     while True:
         if node.jobs:
-            node.work()
+            node.do_kernel_job()
         elif node.queue:
-            node.flush()
+            node.write_ledger()
         elif node.requests:
-            ACTIONS["request" if node.requests[0].answered is None else "response"](node, "0")
+            ACTIONS["request" if node.requests[0].answered_cpus is None else "response"](node, "0")
         elif call := next(iter(node.calls.values()), None):
             ACTIONS["answer" if call.stage == "answer" else "do"](node, call.pod)
         else:
             return
-        node.go_on()
+        node.continue_tasks()
 
 
 @dataclass(slots=True)
-class Found:
+class SearchResult:
     """The result of a search."""
 
     nodes: int = 0
@@ -241,26 +252,26 @@ class Found:
     crashes: int = 0
 
 
-Way = tuple["Way", Action] | None
+ActionPath = tuple["ActionPath", Action] | None
 
 
-def description(way: Way) -> str:
+def description(path: ActionPath) -> str:
     steps = []
-    while way is not None:
-        way, action = way
+    while path is not None:
+        path, action = path
         steps.append("/".join(action))
     return " ".join(reversed(steps))
 
 
-def search(kind: str, sequence: str, faults: int, *, crashes: bool) -> Found:
+def search(kind: str, sequence: str, faults: int, *, crashes: bool) -> SearchResult:
     """Follow every action from every node."""
-    first = begun(kind, sequence)
-    first.faults, first.crashes, first.lists = faults, int(crashes), int(faults < 2)
-    known, found, moves = set[int](), Found(), sequence == "move"
-    ahead: list[tuple[SearchedNode, Way]] = [(first, None)]
+    first = initial_node(kind, sequence)
+    first.faults, first.crashes, first.lists_left = faults, int(crashes), int(faults < 2)
+    known, found, moves = set[int](), SearchResult(), sequence == "move"
+    ahead: list[tuple[SearchedNode, ActionPath]] = [(first, None)]
     while ahead:
-        node, way = ahead.pop()
-        key = key_of(node)
+        node, path = ahead.pop()
+        key = node_key(node)
         if key in known:
             continue
         known.add(key)
@@ -272,14 +283,16 @@ def search(kind: str, sequence: str, faults: int, *, crashes: bool) -> Found:
                 if node.crashes < crashes:
                     check_end(node, moves=moves)
                 check_rest(node, is_disturbed=node.faults < faults or node.crashes < crashes)
-            ahead += [(act(node, action), (way, action)) for action in choices]
+            ahead += [(node_after(node, action), (path, action)) for action in choices]
             found.steps += len(choices)
             if node.crashes:
-                outcomes = (False, True) if node.ghosts or node.calls or node.requests else (False,)
-                ahead += [(crashed(node, done=done), (way, ("crash", str(done)))) for done in outcomes]
+                outcomes = (False, True) if node.abandoned_calls or node.calls or node.requests else (False,)
+                ahead += [
+                    (node_after_crash(node, done=done), (path, ("crash", str(done)))) for done in outcomes
+                ]
                 found.crashes += len(outcomes)
         except Exception as error:
-            raise AssertionError(f"after {description(way)}: {error!r}") from error
+            raise AssertionError(f"after {description(path)}: {error!r}") from error
     found.nodes = len(known)
     return found
 
@@ -327,12 +340,12 @@ def _no_wait(patch: pytest.MonkeyPatch) -> None:
 
 def _no_wait_in_a_move(patch: pytest.MonkeyPatch) -> None:
     """Calls in flight that carry the old CPUs to an owner that is moved are not waited for."""
-    wait = SearchedNode.awaiting
+    wait = SearchedNode.wait_for_calls
 
     def short(self: SearchedNode, task: DaemonTask, calls: list[InflightCall], cpus: CpuSet) -> DaemonTask:
         return wait(self, task, calls if cpus else [], cpus)
 
-    patch.setattr(SearchedNode, "awaiting", short)
+    patch.setattr(SearchedNode, "wait_for_calls", short)
 
 
 def _clients_end_calls(patch: pytest.MonkeyPatch) -> None:

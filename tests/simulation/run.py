@@ -141,7 +141,7 @@ def report(seed: int, outcomes: list[SimulationOutcome], seconds: float, options
     kinds = sum((outcome.kinds for outcome in outcomes), Counter[str]())
     events = sum(outcome.events for outcome in outcomes)
     nodes, daemon_starts, checks = (
-        sum(getattr(o, key) for o in outcomes) for key in ("nodes", "lives", "checks")
+        sum(getattr(o, key) for o in outcomes) for key in ("nodes", "daemon_starts", "checks")
     )
     print(
         f"seed {seed}: {events} events on {nodes} nodes in {seconds:.0f} s"
