@@ -39,7 +39,7 @@ from proxy.api.kubelet import deviceplugin_pb2, pods_pb2
 from proxy.demo.client import CriClient, DemoPod, Started
 from proxy.model.errors import RuntimeCallError, TopoproxyError
 from proxy.model.workload import KubeQos
-from tests.testkit.device_plugin import PlayedPlugin, allocated, device
+from tests.testkit.device_plugin import ScriptedPlugin, allocated, device
 
 CALLS, CLIENTS, TIMEOUT_S = 10_000, 8, 0.5
 DEVICES = 16
@@ -63,7 +63,7 @@ def plugin(directory: Path, kind: str, seed: int) -> None:
     """Run as a device plugin that misbehaves in one way, until the process is killed."""
     dice = random.Random(seed)
     listed = [device(f"{kind}-{n}", n % 2) for n in range(DEVICES)]
-    played = PlayedPlugin(directory, listed, resource_of(kind), f"{kind}.sock")
+    played = ScriptedPlugin(directory, listed, resource_of(kind), f"{kind}.sock")
 
     def misbehaved(ids: list[str]) -> Any:
         if dice.random() >= SHARE:
@@ -97,7 +97,7 @@ def plugin(directory: Path, kind: str, seed: int) -> None:
                 known = found
 
 
-def flood(played: PlayedPlugin, listed: list[Any], dice: random.Random) -> None:
+def flood(played: ScriptedPlugin, listed: list[Any], dice: random.Random) -> None:
     """Send an endless sequence of lists; in each of them some devices are unhealthy."""
     while True:
         for _ in range(500):
@@ -105,7 +105,7 @@ def flood(played: PlayedPlugin, listed: list[Any], dice: random.Random) -> None:
         time.sleep(dice.random())
 
 
-def flap(played: PlayedPlugin, dice: random.Random) -> None:
+def flap(played: ScriptedPlugin, dice: random.Random) -> None:
     """End and start again, on the same socket."""
     while True:
         time.sleep(dice.uniform(0.5, 3))

@@ -28,7 +28,7 @@ from table import number, render
 from proxy.backends.device_plugins import endpoint
 from proxy.engine.node_events import DevicesChanged
 from tests.testkit.daemon import DaemonNode, run
-from tests.testkit.device_plugin import PlayedPlugin, device
+from tests.testkit.device_plugin import ScriptedPlugin, device
 from tests.testkit.waiting import until
 
 DEVICES, ROUNDS, LIMIT_MS = 1000, 50, 20.0
@@ -39,7 +39,7 @@ PAUSE_S = 0.15
 def plugin(directory: Path) -> None:
     """Run as the plugin: each list differs from the previous one in the health of one device."""
     listed = [device(f"device-{n:04}", n % 8) for n in range(DEVICES)]
-    played = PlayedPlugin(directory, listed).start()
+    played = ScriptedPlugin(directory, listed).start()
     played.register(directory / "kubelet.sock")
     for number_of_list in range(10 * ROUNDS):
         time.sleep(PAUSE_S)

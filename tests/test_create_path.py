@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.testkit.create_path import OWNER, ROOT, SHARING, counted, create_paths, folded, page
+from tests.testkit.create_path import OWNER, ROOT, SHARING, counted, create_paths, lines_by_package, page
 
 PAGE = ROOT.parent / "docs" / "architecture.md"
 
@@ -54,6 +54,6 @@ def test_only_files_of_the_product_count() -> None:
 
 def test_a_folded_list_is_read_back() -> None:
     files = [f"relay/{name}{i}.py" for i in range(20) for name in ("flow", "stream")] + ["logs.py"]
-    text = "\n".join([SHARING, *folded(files)])
+    text = "\n".join([SHARING, *lines_by_package(files)])
     assert listed(text) == [(SHARING, set(files))]
     assert max(map(len, text.splitlines())) <= 100

@@ -18,7 +18,7 @@ from proxy.demo.client import DemoPod
 from proxy.executor.fact_lookup import THREADS
 from proxy.model.errors import InputError, RuntimeCallError
 from proxy.model.workload import KubeQos
-from tests.testkit.answers import check
+from tests.testkit.answers import check_answer
 from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 RESERVATION = "node.koordinator.sh/reservation"
@@ -39,7 +39,7 @@ class ClusterNode(DaemonNode):
 
     async def query(self, route: str, *, act: bool = False) -> Any:
         answer: Any = await asyncio.to_thread(query_admin, self.directory / "admin.sock", route, 30, act=act)
-        check(answer)
+        check_answer(answer)
         return answer
 
     async def refresh(self) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.model import schema_ids
 from tests.answers.conftest import Answers
-from tests.testkit.answers import SCHEMAS, check, parts, schemas
+from tests.testkit.answers import SCHEMAS, check_answer, parts, schemas
 from tests.testkit.commands import commands
 
 PAGE = (Path(__file__).parents[2] / "docs/json.md").read_text()
@@ -67,7 +67,7 @@ def test_every_answer_is_as_its_schema_says(answers: Answers) -> None:
     wrong = []
     for source, answer in answers.each:
         try:
-            check(answer)
+            check_answer(answer)
         except AssertionError as error:
             wrong.append(f"{source}: {error}")
     assert not wrong, "\n".join(wrong[:20])
@@ -78,7 +78,7 @@ def test_an_invalid_answer_is_reported(answers: Answers) -> None:
     page = next(answer for _, answer in answers.each if answer["schema"] == schema_ids.STATUS)
     for wrong in ({**page, "pid": "1"}, {**page, "more": 1}, {k: v for k, v in page.items() if k != "mode"}):
         with pytest.raises(AssertionError):
-            check(wrong)
+            check_answer(wrong)
 
 
 def test_optional_keys_are_there_in_some_answer(answers: Answers) -> None:

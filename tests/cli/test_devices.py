@@ -23,7 +23,7 @@ from proxy.model.errors import InputError
 from proxy.model.idset import Mask
 from proxy.model.workload import KubeQos
 from proxy.topology.sysfs_writer import write_sysfs
-from tests.testkit.answers import check
+from tests.testkit.answers import check_answer
 from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node
 from tests.testkit.pci_tree import PciTree
 
@@ -146,7 +146,7 @@ def listed_devices(node: DaemonNode, *args: str) -> dict[str, Any]:
     result = run_devices(node, *args, "--json")
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
-    check(answer)
+    check_answer(answer)
     return {"daemon": answer["daemon"], "kubelet": answer["kubelet"]} | {
         d["name"]: d for d in answer["devices"]
     }

@@ -12,7 +12,7 @@ from proxy.cli.main import cli, command_line
 from proxy.doctor.checks import CHECKS
 from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
-from tests.testkit.answers import check
+from tests.testkit.answers import check_answer
 
 DOCUMENT = Path(__file__).parents[2] / "docs/doctor.md"
 
@@ -63,7 +63,7 @@ def test_an_ignored_check_does_not_change_the_exit_code(config: Path) -> None:
 def test_the_json_matches_its_schema(config: Path) -> None:
     done = doctor("--config", config, "--json")
     answer = json.loads(done.stdout)
-    check(answer)
+    check_answer(answer)
     assert (done.exit_code, answer["ok"]) == (1, False)
     assert [each["id"] for each in answer["checks"]] == list(CHECKS)
     answer = json.loads(

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from proxy.cli.main import command_line
 from proxy.cli.observe import observe
 from proxy.model.errors import UnavailableError
-from tests.testkit.answers import check
+from tests.testkit.answers import check_answer
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ def test_a_missing_daemon_is_an_error(tmp_path: Path) -> None:
 def test_the_page_shows_what_the_command_prints(serve_admin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     answer = json.loads((ROOT / "tests/observe/observe_report.json").read_text())
-    check(answer)
+    check_answer(answer)
     config = serve_admin({"/observe/report": lambda: answer})
     expected = (ROOT / "docs/observe.md").read_text().split("$ topoproxy observe report\n")[1].split("```")[0]
     assert run("--config", config) == expected

@@ -60,7 +60,7 @@ NICS = {f"nic{i}": RegisteredDevice(f"nic{i}", Mask((i // 2,))) for i in range(4
 ANSWER = AllocateAnswer(envs={"NIC": "nic0"}, devices=(DeviceNode("/dev/nic0", "/dev/nic0", "rw"),))
 
 
-class Scenario:
+class DeviceGrantScenario:
     """A node with NICs, and the events of a test."""
 
     def __init__(self, node: Node = NODE, **devices: Any) -> None:
@@ -104,7 +104,7 @@ def records(effects: NodeEffects) -> dict[str, object]:
 
 
 def test_the_newest_device_list_of_a_resource_takes_effect() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     assert scenario.state.devices.available(NIC) == NICS.keys()
     ill = RegisteredDevice("nic0", Mask((0,)), healthy=False)
     assert scenario.play(DevicesChanged(NIC, {"nic0": ill, "nic1": NICS["nic1"]})) == (), (
@@ -119,7 +119,7 @@ def test_the_newest_device_list_of_a_resource_takes_effect() -> None:
 
 
 def test_a_create_reserves_devices_and_is_forwarded_with_the_allocate_responses() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     pod = scenario.pod("a", resources(2))
     effects = scenario.play(CreateRequested(pod, "c", 0, Request(), "a/c"))
     container = scenario.state.containers["a/c"]
@@ -134,7 +134,7 @@ def test_a_create_reserves_devices_and_is_forwarded_with_the_allocate_responses(
 
 
 def test_two_creates_at_the_same_time_get_different_devices() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     one, two, three = (scenario.pod(uid, resources(2)) for uid in "abc")
     assert isinstance(scenario.create(one), AllocateFirst)
     assert isinstance(scenario.create(two), AllocateFirst), "while Allocate of the first is in flight"
@@ -148,7 +148,7 @@ def test_two_creates_at_the_same_time_get_different_devices() -> None:
 
 
 def test_a_failed_allocate_releases_the_reserved_devices() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     pod = scenario.pod("a", resources(3))
     scenario.create(pod)
     assert records(scenario.play(AllocateFailed("a", "c", {NIC: ("nic0", "nic1", "nic2")}))) == {"d/a": None}
@@ -170,7 +170,7 @@ def test_a_failed_allocate_releases_the_reserved_devices() -> None:
 
 
 def test_a_container_keeps_its_devices_until_its_pod_is_removed() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     pod = scenario.pod("a", resources())
     scenario.create(pod)
     scenario.given(pod)
@@ -191,7 +191,7 @@ def test_a_container_keeps_its_devices_until_its_pod_is_removed() -> None:
 
 
 def test_a_create_whose_sandbox_was_stopped_meanwhile_is_refused() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     pod = scenario.pod("a", resources())
     scenario.create(pod)
     scenario.play(SandboxStopped("s-a"))
@@ -202,7 +202,7 @@ def test_a_create_whose_sandbox_was_stopped_meanwhile_is_refused() -> None:
 
 
 def test_a_response_for_devices_that_have_gone_is_not_used_for_new_devices() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     pod = scenario.pod("a", resources())
     scenario.create(pod)
     scenario.play(SandboxStopped("s-a"))
@@ -219,7 +219,7 @@ def test_a_response_for_devices_that_have_gone_is_not_used_for_new_devices() -> 
 
 
 def test_a_plugin_is_queried_for_its_preference_before_the_state_changes() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     pod = scenario.pod("a", resources(2))
     before = scenario.state
     question = scenario.create(pod, preferred={("c", NIC): None})
@@ -234,7 +234,7 @@ def test_a_plugin_is_queried_for_its_preference_before_the_state_changes() -> No
 
 
 def test_devices_are_near_to_the_cpus_of_their_container() -> None:
-    scenario = Scenario(
+    scenario = DeviceGrantScenario(
         Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.SINGLE_NUMA_NODE)
     )
     four = Request(4096, 400_000, 100_000)
@@ -255,7 +255,7 @@ def test_devices_are_near_to_the_cpus_of_their_container() -> None:
 
 
 def test_devices_of_init_containers_pass_to_later_containers() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     pod = scenario.pod(
         "a", resources(3, "i", ContainerKind.INIT), resources(2, "s", ContainerKind.SIDECAR), resources(2)
     )
@@ -274,7 +274,7 @@ def test_scope_pod_sets_devices_aside(*, refused: bool) -> None:
     node = Node(
         MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.RESTRICTED, scope=Scope.POD
     )
-    scenario = Scenario(node)
+    scenario = DeviceGrantScenario(node)
     containers = (resources(1, "c"), resources(1, "d"))
     pod = Pod("token", "a", "ns", "a", kube_qos=KubeQos.BURSTABLE, requests=PodRequests("a", containers))
     question = scenario.play(SandboxRequested(pod, Request(), {("c", NIC): None}))[-1]
@@ -300,7 +300,7 @@ def test_devices_take_part_if_cpus_are_chosen_for_a_pod_as_a_whole(scope: Scope,
     node = Node(
         MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.SINGLE_NUMA_NODE, scope=scope
     )
-    scenario = Scenario(node)
+    scenario = DeviceGrantScenario(node)
     containers = (
         resources(1, "i", ContainerKind.INIT, cpu=2000, memory=1),
         resources(1, "s", ContainerKind.SIDECAR, cpu=1000, memory=1),
@@ -336,7 +336,7 @@ def test_devices_take_part_if_cpus_are_chosen_for_a_pod_as_a_whole(scope: Scope,
 
 
 def test_without_a_decision_on_nodes_devices_follow_the_cpus_of_the_pod() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     scenario.state = scenario.state.with_reservation(
         "x", ReservationCpus("x", MACHINE.nodes[0].cpus - CpuSet((0,)))
     )
@@ -352,7 +352,7 @@ def test_without_a_decision_on_nodes_devices_follow_the_cpus_of_the_pod() -> Non
 
 @pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.ENFORCE])
 def test_observed_pods_are_given_no_devices(mode: NodeMode) -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     scenario.play(ModeChanged(mode))
     if mode is NodeMode.ENFORCE:
         scenario.play(EnforcementChanged(PodSelection(percent=0)))
@@ -365,13 +365,13 @@ def test_observed_pods_are_given_no_devices(mode: NodeMode) -> None:
 
 
 def test_a_restarted_daemon_reads_device_assignments_from_the_ledger() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     pod, other = scenario.pod("a", resources()), scenario.pod("b", resources())
     scenario.create(pod)
     scenario.given(pod)
     scenario.create(other)
     ledger = {key: load_record(record_of(scenario.state.devices, key) or {}) for key in "ab"}
-    after = Scenario.__new__(Scenario)
+    after = DeviceGrantScenario.__new__(DeviceGrantScenario)
     after.state = NodeState.empty(NODE)
     after.play(LedgerRead((pod, other), (), {}, (), 0.0, ledger, (NIC,)))
     assert after.held(pod) == {"nic0"}
@@ -390,7 +390,7 @@ def test_a_restarted_daemon_reads_device_assignments_from_the_ledger() -> None:
 
 
 def test_devices_that_were_never_allocated_are_deleted_from_the_ledger() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     pod, answered = scenario.pod("a", resources()), scenario.pod("b", resources())
     scenario.create(pod)
     scenario.create(answered)
@@ -402,7 +402,7 @@ def test_devices_that_were_never_allocated_are_deleted_from_the_ledger() -> None
 
 
 def test_imported_devices_stay_with_their_containers() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     pod = scenario.pod("a", resources(), resources(1, "d"))
     scenario.create(pod)
     scenario.given(pod)
@@ -419,7 +419,7 @@ def test_imported_devices_stay_with_their_containers() -> None:
 
 
 def test_pods_that_the_runtime_does_not_have_lose_their_devices() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     pod = scenario.pod("a", resources())
     scenario.create(pod)
     scenario.given(pod)
@@ -430,7 +430,7 @@ def test_pods_that_the_runtime_does_not_have_lose_their_devices() -> None:
 
 
 def test_an_existing_container_is_given_no_devices() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     pod = scenario.pod("a", resources())
     scenario.play(ContainerFound("x", pod, "c", 0, Request(), Phase.CREATED, None))
     assert isinstance(scenario.state.containers["x"], Container)
@@ -439,7 +439,7 @@ def test_an_existing_container_is_given_no_devices() -> None:
 
 
 def test_named_cpus_and_devices_together() -> None:
-    scenario = Scenario()
+    scenario = DeviceGrantScenario()
     lse = Pod(
         "s-l",
         "l",

@@ -34,7 +34,7 @@ Record = tuple[str, CpuSet | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Small:
+class SmallNode:
     """The node.
 
     Attributes:
@@ -77,7 +77,7 @@ class Small:
         return ALL - self.own - self.hold
 
 
-def begun(kind: ReservationKind) -> Small:
+def begun(kind: ReservationKind) -> SmallNode:
     """A node on which a reservation is about to begin."""
     moves = kind is KIND.MOVE
     before = OLD if moves else NONE
@@ -89,7 +89,7 @@ def begun(kind: ReservationKind) -> Small:
         own = OLD
     else:
         own = OLD if moves else NEW
-    node = Small(
+    node = SmallNode(
         reservation=one,
         waits=None,
         own=own,
@@ -105,7 +105,7 @@ def begun(kind: ReservationKind) -> Small:
     return handled(node, seen.ReservationRequested())
 
 
-def handled(node: Small, event: seen.Event) -> Small:
+def handled(node: SmallNode, event: seen.Event) -> SmallNode:
     """Let an event happen, with the effects that are not waited for."""
     over = node.reservation.is_over
     reservation, effects = step(node.reservation, event)
@@ -117,7 +117,7 @@ def handled(node: Small, event: seen.Event) -> Small:
     return node
 
 
-def performed(node: Small, effect: to_do.Effect) -> Small:
+def performed(node: SmallNode, effect: to_do.Effect) -> SmallNode:
     """Perform an effect, or begin to wait for it."""
     recorded = node.ledger_own is not None if node.reservation.kind is KIND.CREATE else True
     if isinstance(effect, to_do.WriteSharers):
@@ -144,7 +144,7 @@ def performed(node: Small, effect: to_do.Effect) -> Small:
     return placed(node, effect)
 
 
-def placed(node: Small, effect: to_do.Effect) -> Small:
+def placed(node: SmallNode, effect: to_do.Effect) -> SmallNode:
     """Perform an effect on the plan, if it is one."""
     match effect:
         case to_do.ReserveCpus(cpus):
@@ -158,12 +158,12 @@ def placed(node: Small, effect: to_do.Effect) -> Small:
     return node
 
 
-def queued(node: Small, *records: Record) -> Small:
+def queued(node: SmallNode, *records: Record) -> SmallNode:
     """Queue records that the ledger writes in one step."""
     return changed_copy(node, queue=(*node.queue, records))
 
 
-def flushed(node: Small, count: int | None = None) -> Small:
+def flushed(node: SmallNode, count: int | None = None) -> SmallNode:
     """Make all or some of the queued records durable.
 
     A record that cannot be stored is dropped alone; other deletions are written.
@@ -178,7 +178,7 @@ def flushed(node: Small, count: int | None = None) -> Small:
     return changed_copy(node, ledger_own=own, ledger_move=move, queue=node.queue[len(batches) :])
 
 
-def completed(node: Small, *, owner: bool) -> Small:
+def completed(node: SmallNode, *, owner: bool) -> SmallNode:
     """Complete a call in flight: the runtime writes its cpuset."""
     if owner:
         runs = node.owner is not None
@@ -187,7 +187,7 @@ def completed(node: Small, *, owner: bool) -> Small:
     return changed_copy(node, sharer=node.sharer_call, sharer_call=None)
 
 
-def results(node: Small) -> Iterator[Small]:
+def results(node: SmallNode) -> Iterator[SmallNode]:
     """Yield the node after each result that the effect can have which is waited for."""
     bad = changed_copy(node, faults=node.faults - 1) if node.faults else None
     if isinstance(node.waits, to_do.AppendLedger):
@@ -207,8 +207,8 @@ def results(node: Small) -> Iterator[Small]:
 
 
 def calls(
-    node: Small, bad: Small | None, waits: to_do.AwaitInflight | to_do.AwaitOwnInflight
-) -> Iterator[Small]:
+    node: SmallNode, bad: SmallNode | None, waits: to_do.AwaitInflight | to_do.AwaitOwnInflight
+) -> Iterator[SmallNode]:
     """Yield the node after each result of a wait for calls in flight."""
     if isinstance(waits, to_do.AwaitInflight):
         call, owner = node.sharer_call, False
@@ -221,7 +221,7 @@ def calls(
         yield handled(bad, seen.InflightLate("busy", "", call))
 
 
-def kernel(node: Small, bad: Small | None) -> Iterator[Small]:
+def kernel(node: SmallNode, bad: SmallNode | None) -> Iterator[SmallNode]:
     """Yield the node after each result of a write or a read."""
     owner = None if node.owner is None else node.own
     if isinstance(node.waits, to_do.WriteSharers):
@@ -244,7 +244,7 @@ def kernel(node: Small, bad: Small | None) -> Iterator[Small]:
         yield handled(bad, seen.TimedOut())
 
 
-def independent_events(node: Small) -> Iterator[Small]:
+def independent_events(node: SmallNode) -> Iterator[SmallNode]:
     """Yield the node after each independent event."""
     if node.sharer != node.wanted and not node.stopped:
         yield changed_copy(node, sharer=node.wanted)
@@ -276,7 +276,7 @@ def independent_events(node: Small) -> Iterator[Small]:
     yield changed_copy(handled(less, seen.Cancelled()), stopped=True)
 
 
-def crashed(node: Small) -> Small:
+def crashed(node: SmallNode) -> SmallNode:
     """Return the node with the next daemon on it, which knows the ledger and the runtime only."""
     node = changed_copy(node, crashes=node.crashes - 1, queue=(), done=None, waits=None, stopped=False)
     node = changed_copy(node, boots=True)
@@ -289,7 +289,7 @@ def crashed(node: Small) -> Small:
     return handled(node, seen.ReservationRequested())
 
 
-def check(node: Small) -> None:
+def check(node: SmallNode) -> None:
     """Check the invariants of any moment."""
     assert node.own.isdisjoint(node.hold) or node.reservation.kind is KIND.MOVE
     if node.owner is not None and node.reservation.kind is not KIND.NARROW:
@@ -319,7 +319,7 @@ def check(node: Small) -> None:
 
 @pytest.mark.parametrize("kind", list(ReservationKind))
 def test_every_order_of_events_with_a_crash_after_every_effect(kind: ReservationKind) -> None:
-    ahead, found = [begun(kind), changed_copy(begun(kind), odd=True)], set[Small]()
+    ahead, found = [begun(kind), changed_copy(begun(kind), odd=True)], set[SmallNode]()
     ends = set[bool]()
     while ahead:
         node = ahead.pop()

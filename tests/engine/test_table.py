@@ -20,7 +20,7 @@ from proxy.model.workload import Pod, QosClass, Request
 from proxy.pools.facts import pod_facts
 from proxy.pools.published_pools import NodePool
 from proxy.topology.regular_machine import regular_machine
-from tests.oracles.koordinator_hook import Action, Answer, HookedPod, decide
+from tests.oracles.koordinator_hook import Action, HookAnswer, HookedPod, decide
 from tests.oracles.koordinator_rule import NodeRule
 
 MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
@@ -53,7 +53,7 @@ def rule_of(state: NodeState, kubelet: str, system: str) -> NodeRule:
     return NodeRule(kubelet, parts(state.pools.shared), parts(state.pools.be), system)
 
 
-def named(what: str, pod: Pod, answer: Answer, plan: Plan) -> str:
+def named(what: str, pod: Pod, answer: HookAnswer, plan: Plan) -> str:
     """Name the difference."""
     refused = plan.container is None
     if what == "a fault":

@@ -16,7 +16,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import Pod
 from proxy.telemetry import metrics
 from tests.executor.test_confinement import HangingStart, Limits
-from tests.testkit.waiting import create_that_waits
+from tests.testkit.waiting import begin_held_create
 
 LONG = 3
 """Times that two seconds pass: more than a call has that only an ended daemon may have sent."""
@@ -48,7 +48,7 @@ def test_a_successor_waits_for_a_relayed_update_until_it_is_over(
         call = await hanging_update(world, ls)
         former = await world.hand_over(call)
         await long(world)
-        create = await create_that_waits(world, await world.pod("lse", "LSE", "", "0-3"))
+        create = await begin_held_create(world, await world.pod("lse", "LSE", "", "0-3"))
         world.cgroups.sets[ls] = CpuSet.parse("0-15")  # the runtime executes it
         if answered:
             former.finished(call, 0)
@@ -91,7 +91,7 @@ def test_a_start_that_is_relayed_stays_confined_until_the_runtime_lists_it(
         await world.hand_over(start.call)
         assert world.executor.state.inflight.is_starting(start.id)
         await long(world)
-        create = await create_that_waits(world, await world.pod("lse", "LSE", "", "0-3"))
+        create = await begin_held_create(world, await world.pod("lse", "LSE", "", "0-3"))
         start.write()  # its cgroup is created only now, from the cpuset saved before the start
         assert (await create).refused is None
         assert world.on(start.id) == "4-15"

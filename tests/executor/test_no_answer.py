@@ -16,7 +16,7 @@ from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
-from tests.testkit.waiting import create_that_waits
+from tests.testkit.waiting import begin_held_create
 
 LATE = UnavailableError("cannot update the cpuset of a container: Deadline Exceeded (DEADLINE_EXCEEDED)")
 
@@ -39,7 +39,7 @@ def test_an_update_that_hits_its_deadline_may_be_executed_later(run_scenario: Ca
         world.executor.sync_later(ls)
         await world.until(lambda: world.executor.state.inflight.orphans())
         world.runtime.update_error = None
-        create = await create_that_waits(world, await world.pod("lse", "LSE", "", "0-3"))
+        create = await begin_held_create(world, await world.pod("lse", "LSE", "", "0-3"))
         world.cgroups.sets[ls] = CpuSet.parse("0-15")  # the runtime executes it
         await world.sync.once()
         await world.quiet()
@@ -118,7 +118,7 @@ def test_an_owner_waits_for_a_refused_start_until_the_list_shows_it(
             world.cgroups.sets[ls] = CpuSet.parse(world.runtime.specs[ls])
         world._state(ls, state)
         world.wire.finished(start, 2)
-        create = await create_that_waits(world, sandbox)
+        create = await begin_held_create(world, sandbox)
         await world.sync.once()
         assert (await create).refused is None
         assert world.executor.state.containers[ls].phase is Phase[state]
@@ -195,7 +195,7 @@ def test_an_update_that_was_in_flight_at_a_crash_is_waited_for(
             world.ledger.entries.clear()
         world.boot()
         await world.sync.once()
-        create = await create_that_waits(world, await world.pod("lse", "LSE", "", "0-3"))
+        create = await begin_held_create(world, await world.pod("lse", "LSE", "", "0-3"))
         world.cgroups.sets[ls] = CpuSet.parse("0-15")
         await over(world)
         assert (await create).refused is None

@@ -15,7 +15,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, LocatedDevice, Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.observe.device_assignments import KubeletDevices, assignments_page
 from proxy.topology.regular_machine import regular_machine
-from tests.testkit.answers import check
+from tests.testkit.answers import check_answer
 
 MACHINE = regular_machine(2, 1, 4, 2)
 POD = Pod("s", "u", "shop", "db")
@@ -37,7 +37,7 @@ def test_a_device_in_several_groups_is_one_and_a_node_below_zero_is_none() -> No
     ]
     allocatable = pb.AllocatableResourcesResponse(devices=listed)
     page = assignments_page(KubeletDevices(is_queried=True, allocatable=allocatable), None, ())
-    check(page)
+    check_answer(page)
     assert page["allocatable"] == [
         {"resource": "x/a", "id": "1", "numa": [0, 1]},
         {"resource": "x/a", "id": "2", "numa": [0]},
@@ -52,7 +52,7 @@ def test_requests_of_containers_that_have_not_ended() -> None:
     ended = structs.replace(running, id="2", name="init", phase=Phase.EXITED)
     state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), [POD], [running, ended])
     page = assignments_page(NOT_ASKED, state, ())
-    check(page)
+    check_answer(page)
     assert page["requested"] == [
         {
             "container": "shop/db/main",
@@ -87,7 +87,7 @@ def test_the_history_has_containers_that_came_with_devices_and_none_that_were_re
     history.note(5.0, decided("", "x/a=1"), "5")
     history.removed("1")
     page = assignments_page(NOT_ASKED, None, history.with_devices())
-    check(page)
+    check_answer(page)
     assert page["history"] == [
         {"time": 1.0, "container": "shop/db/gone", "device": "x/a=1", "exists": False},
         {"time": 3.0, "container": "shop/db/observed", "device": "x/a=1", "exists": True},
@@ -105,7 +105,7 @@ def test_devices_that_topoproxy_assigns_have_their_holders_also_without_a_plugin
     )
     state = structs.replace(NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), [POD], []), devices=devices)
     page = assignments_page(NOT_ASKED, state, ())
-    check(page)
+    check_answer(page)
     assert page["managed"] == [
         {"resource": "x/gone", "id": "z", "numa": None, "healthy": False, "containers": ["other/main"]},
         {

@@ -20,7 +20,7 @@ from proxy.observe.device_capacity import (
     zone_resources,
 )
 from proxy.topology.regular_machine import regular_machine
-from tests.testkit.answers import check
+from tests.testkit.answers import check_answer
 from tests.testkit.changed_copy import changed_copy
 
 VF, FPGA = "example.com/vf", "example.com/fpga"
@@ -71,14 +71,14 @@ def test_a_numa_node_counts_the_devices_that_are_near_to_it() -> None:
 
 def test_the_page_has_the_node_and_its_zones() -> None:
     page: Any = capacity_page(state())
-    check(page)
+    check_answer(page)
     assert healthy_devices(page["resources"]) == {FPGA: 0, VF: 4}
     assert [zone["name"] for zone in page["zones"]] == ["node-0", "node-1"]
 
 
 def test_nothing_is_advertised_while_the_plan_is_not_applied() -> None:
     page: Any = capacity_page(state(NodeMode.OBSERVE))
-    check(page)
+    check_answer(page)
     assert (page["resources"], page["zones"]) == ([], [])
 
 

@@ -12,7 +12,7 @@ from proxy.observe.device_list import DeviceList
 from proxy.topology.device_location import DeviceLocation
 from proxy.topology.pci import PciFunction
 from proxy.topology.regular_machine import regular_machine
-from tests.testkit.answers import check
+from tests.testkit.answers import check_answer
 
 MACHINE = regular_machine(2, 1, 4, 2)
 GPU, NIC, VF, BRIDGE = "0000:3b:00.0", "0000:5e:00.0", "0000:5e:02.0", "0000:00:00.0"
@@ -50,7 +50,7 @@ def list_devices(
     found.add_cdi(cdi)
     found.add_daemon(page or {})
     answer = found.as_json(all_functions=everything, daemon="", kubelet={"asked": True})
-    check(answer)
+    check_answer(answer)
     devices: Any = answer["devices"]
     assert len({d["name"] for d in devices}) == len(devices)
     return {d["name"]: d for d in devices}

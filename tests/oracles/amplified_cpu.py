@@ -31,12 +31,12 @@ def amplified(milli: int, ratio: Ratio) -> int:
     return math.ceil(milli * exact) if exact > 1 else milli
 
 
-def to_fit(milli: int, ratio: Ratio, *, bound: bool) -> int:
+def counted_request(milli: int, ratio: Ratio, *, bound: bool) -> int:
     """Return what a pod's CPU request counts on a node with amplified CPUs; arguments as ``amplified``."""
     return amplified(milli, ratio) if bound else milli
 
 
-def used(requested: int, bound: int, ratio: Ratio) -> int:
+def counted_usage(requested: int, bound: int, ratio: Ratio) -> int:
     """Return what counts as used on such a node.
 
     Args:

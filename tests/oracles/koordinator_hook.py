@@ -28,7 +28,7 @@ from proxy.pools.claims import DecisionRow, row_of
 from proxy.pools.facts import QOS_LABEL, kube_qos, qos_class
 from proxy.pools.published_pools import NodePool
 from proxy.pools.topology_keys import STATIC
-from tests.oracles.koordinator_pools import joined, on_nodes, union
+from tests.oracles.koordinator_pools import joined_text, on_nodes, union
 from tests.oracles.koordinator_rule import NodeRule
 
 
@@ -61,7 +61,7 @@ class HookedPod:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HookAnswer:
     """The result of the table.
 
     Attributes:
@@ -86,7 +86,7 @@ class Answer:
         return None if self.action is Action.LEAVE else self.text
 
 
-def decide(rule: NodeRule | None, hooked_pod: HookedPod, *, be_manager: bool = False) -> Answer:
+def decide(rule: NodeRule | None, hooked_pod: HookedPod, *, be_manager: bool = False) -> HookAnswer:
     """Decide which CPUs a container of a pod runs on.
 
     Args:
@@ -95,18 +95,20 @@ def decide(rule: NodeRule | None, hooked_pod: HookedPod, *, be_manager: bool = F
         be_manager: Whether BE pods may be bound to NUMA nodes (Koordinator's gate BECPUManager).
     """
     if hooked_pod.problem:
-        return Answer(0, Action.LEAVE, "the pod's annotation cannot be read", problem=hooked_pod.problem)
+        return HookAnswer(0, Action.LEAVE, "the pod's annotation cannot be read", problem=hooked_pod.problem)
     nodes = hooked_pod.status.nodes
     bound = bool(nodes) and (be_manager or hooked_pod.qos is not QosClass.BE)
     row = row_of(hooked_pod.qos, hooked_pod.kube_qos, named=bool(hooked_pod.status.cpus), bound=bound)
     if row is DecisionRow.NAMED:
         return _named(rule, hooked_pod)
     if rule is None:
-        return Answer(2, Action.LEAVE, "the pools of the node are not known yet")
+        return HookAnswer(2, Action.LEAVE, "the pools of the node are not known yet")
     if row is DecisionRow.SYSTEM and not rule.system:
         row = row_of(QosClass.NONE, hooked_pod.kube_qos)
     if row is DecisionRow.SHARED and rule.kubelet_policy == STATIC:
-        return Answer(8, Action.LEAVE, "kubelet's CPU manager is static, and the pod has no class of ours")
+        return HookAnswer(
+            8, Action.LEAVE, "kubelet's CPU manager is static, and the pod has no class of ours"
+        )
     name = hooked_pod.qos or hooked_pod.kube_qos
     match row:
         case DecisionRow.BE_ON_NODES:
@@ -115,45 +117,47 @@ def decide(rule: NodeRule | None, hooked_pod: HookedPod, *, be_manager: bool = F
             return _bound(row, "shared", rule.shared, nodes)
         case DecisionRow.SYSTEM:
             why = "SYSTEM pod: the node keeps CPUs for its class"
-            return Answer(row, Action.SET, why, rule.system, rule.system_cpus)
+            return HookAnswer(row, Action.SET, why, rule.system, rule.system_cpus)
         case DecisionRow.LS:
             return _all_shared(row, rule, "LS pod: shared pool")
         case DecisionRow.BEST_EFFORT:
             why = f"{name} pod: the cgroups above it hold the BE pool"
-            return Answer(row, Action.ERASE, why, "", union(rule.be))
+            return HookAnswer(row, Action.ERASE, why, "", union(rule.be))
         case _:
             return _all_shared(row, rule, f"{name} pod without CPUs of its own: shared pool")
 
 
-def _named(rule: NodeRule | None, hooked_pod: HookedPod) -> Answer:
+def _named(rule: NodeRule | None, hooked_pod: HookedPod) -> HookAnswer:
     status = hooked_pod.status
     why = f"{hooked_pod.qos or hooked_pod.kube_qos} pod: its resource-status names CPUs {listed(status.cpus)}"
     if hooked_pod.qos is not QosClass.BE or rule is None:
-        return Answer(1, Action.SET, why, status.text, status.cpus)
+        return HookAnswer(1, Action.SET, why, status.text, status.cpus)
     pool = union(rule.be)
     within = status.cpus & pool
     refused = status.cpus - pool
     problem = f"CPUs {refused} are not in the BE pool" if refused else ""
-    return Answer(1, Action.SET, why, status.text, within or pool, problem)
+    return HookAnswer(1, Action.SET, why, status.text, within or pool, problem)
 
 
-def _bound(row: int, name: str, pools: tuple[NodePool, ...], nodes: tuple[int, ...]) -> Answer:
+def _bound(row: int, name: str, pools: tuple[NodePool, ...], nodes: tuple[int, ...]) -> HookAnswer:
     parts = on_nodes(pools, nodes)
     cpus = union(parts)
     listed = ", ".join(map(str, nodes))
     why = f"bound to the {name} pool of NUMA nodes {listed}"
     if cpus:
-        return Answer(row, Action.SET, why, joined(parts), cpus)
+        return HookAnswer(row, Action.SET, why, joined_text(parts), cpus)
     problem = f"nothing is left of the {name} pool on NUMA nodes {listed}; the whole pool is used"
-    return Answer(row, Action.SET, why, joined(parts), union(pools), problem)
+    return HookAnswer(row, Action.SET, why, joined_text(parts), union(pools), problem)
 
 
-def _all_shared(row: int, rule: NodeRule, why: str) -> Answer:
+def _all_shared(row: int, rule: NodeRule, why: str) -> HookAnswer:
     cpus = union(rule.shared)
-    return Answer(row, Action.SET, why, joined(rule.shared), cpus, "" if cpus else "the shared pool is empty")
+    return HookAnswer(
+        row, Action.SET, why, joined_text(rule.shared), cpus, "" if cpus else "the shared pool is empty"
+    )
 
 
-def decide_host_app(rule: NodeRule | None, name: str, qos: str) -> Answer:
+def decide_host_app(rule: NodeRule | None, name: str, qos: str) -> HookAnswer:
     """Decide for a process that runs on the host, outside pods: only class LS gets CPUs, all shared pools.
 
     Args:
@@ -162,15 +166,15 @@ def decide_host_app(rule: NodeRule | None, name: str, qos: str) -> Answer:
         qos: Its class as it is written.
     """
     if rule is None:
-        return Answer(2, Action.LEAVE, "the pools of the node are not known yet")
+        return HookAnswer(2, Action.LEAVE, "the pools of the node are not known yet")
     if qos_class(qos) is not QosClass.LS:
         problem = f"host application {name} is of class {qos or 'none'}; only LS can be given CPUs"
-        return Answer(0, Action.LEAVE, "not of class LS", problem=problem)
+        return HookAnswer(0, Action.LEAVE, "not of class LS", problem=problem)
     return _all_shared(6, rule, f"host application {name}: shared pool")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangedAnswer:
     """An answer that differs from the previous one.
 
     Attributes:
@@ -178,7 +182,7 @@ class Change:
     """
 
     key: str
-    answer: Answer
+    answer: HookAnswer
 
 
 def changes(
@@ -187,14 +191,14 @@ def changes(
     pods: Iterable[tuple[str, HookedPod]],
     *,
     be_manager: bool = False,
-) -> tuple[Change, ...]:
+) -> tuple[ChangedAnswer, ...]:
     """Return the containers whose CPUs change with a rule, in the given order.
 
     A container with a faulty annotation does not change. Koordinator writes every container again. Here only
     containers that get other CPUs are written, however the lists of their pools are cut; if there was no rule
     before, all that have a set.
     """
-    alike: dict[object, Answer | None] = {}
+    alike: dict[object, HookAnswer | None] = {}
     found = []
     for key, hooked_pod in pods:
         if hooked_pod.problem:
@@ -211,14 +215,18 @@ def changes(
             alike[kind] = _changed(before, after, hooked_pod, be_manager=be_manager)
         answer = alike[kind]
         if answer is not None:
-            found.append(Change(key, answer))
+            found.append(ChangedAnswer(key, answer))
     return tuple(found)
 
 
 def _changed(
     before: NodeRule | None, after: NodeRule, hooked_pod: HookedPod, *, be_manager: bool
-) -> Answer | None:
+) -> HookAnswer | None:
     """Return the new answer if it differs from the previous one."""
     new = decide(after, hooked_pod, be_manager=be_manager)
-    old = Answer(0, Action.LEAVE, "") if before is None else decide(before, hooked_pod, be_manager=be_manager)
+    old = (
+        HookAnswer(0, Action.LEAVE, "")
+        if before is None
+        else decide(before, hooked_pod, be_manager=be_manager)
+    )
     return None if (new.action, new.cpus) == (old.action, old.cpus) else new

@@ -8,7 +8,7 @@ from proxy.model.idset import CpuSet
 from proxy.pools.write_order import CONTAINER, BeGroup
 
 
-def wanted(
+def wanted_cpus(
     groups: Iterable[BeGroup],
     target: CpuSet,
     every: CpuSet,

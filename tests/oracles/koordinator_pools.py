@@ -8,7 +8,7 @@ from proxy.model.idset import CpuSet
 from proxy.pools.published_pools import NodePool
 
 
-def without(pools: Iterable[NodePool], cpus: CpuSet) -> tuple[NodePool, ...]:
+def without_cpus(pools: Iterable[NodePool], cpus: CpuSet) -> tuple[NodePool, ...]:
     """Remove CPUs from pools; a pool without CPUs stays as an empty part."""
     return tuple(NodePool(pool.socket, pool.node, pool.cpus - cpus) for pool in pools)
 
@@ -27,7 +27,7 @@ def on_nodes(pools: Iterable[NodePool], nodes: Iterable[int]) -> tuple[NodePool,
     return tuple(pool for node in nodes for pool in kept if pool.node == node)
 
 
-def joined(pools: Iterable[NodePool]) -> str:
+def joined_text(pools: Iterable[NodePool]) -> str:
     """Write pools as Koordinator's hook server does: part by part, with bare commas between them.
 
     This is not a canonical list, and not even a list if a part is empty; ``str(union(pools))`` is one.

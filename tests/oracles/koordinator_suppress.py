@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from proxy.model.koordinator import SuppressMode
 
 
-class Status(enum.StrEnum):
+class ModeStatus(enum.StrEnum):
     """The state of one of the two modes."""
 
     USING = "using"
@@ -16,15 +16,15 @@ class Status(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Statuses:
+class ModeStatuses:
     """The state of both modes; None if nothing was done yet: other programs may have left something."""
 
-    cpuset: Status | None = None
-    quota: Status | None = None
+    cpuset: ModeStatus | None = None
+    quota: ModeStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SuppressionRound:
     """What one round does.
 
     Attributes:
@@ -38,14 +38,14 @@ class Turn:
     mode: SuppressMode
     give_back_cpus: bool
     give_back_quota: bool
-    after: Statuses
+    after: ModeStatuses
 
 
-def turn(mode: SuppressMode, before: Statuses) -> Turn:
+def suppression_round(mode: SuppressMode, before: ModeStatuses) -> SuppressionRound:
     """Return what a round does in a mode, and what must be undone of the other mode."""
-    used = Statuses(
-        Status.USING if mode is SuppressMode.CPUSET else Status.RECOVERED,
-        Status.USING if mode is SuppressMode.QUOTA else Status.RECOVERED,
+    used = ModeStatuses(
+        ModeStatus.USING if mode is SuppressMode.CPUSET else ModeStatus.RECOVERED,
+        ModeStatus.USING if mode is SuppressMode.QUOTA else ModeStatus.RECOVERED,
     )
-    quota = mode is not SuppressMode.QUOTA and before.quota is not Status.RECOVERED
-    return Turn(mode, mode is not SuppressMode.CPUSET, quota, used)
+    quota = mode is not SuppressMode.QUOTA and before.quota is not ModeStatus.RECOVERED
+    return SuppressionRound(mode, mode is not SuppressMode.CPUSET, quota, used)

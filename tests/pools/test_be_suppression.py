@@ -13,7 +13,7 @@ from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.be_suppression import Usage, be_cpus, budget, choose_cpus, cpu_count_for, is_be, quota_for
 from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.published_pools import AnnotatedCpus, Withheld
-from tests.oracles.koordinator_suppress import Status, Statuses, turn
+from tests.oracles.koordinator_suppress import ModeStatus, ModeStatuses, suppression_round
 
 LOCATIONS = [CpuLocation(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)]
 SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))
@@ -171,14 +171,18 @@ def test_a_quota_is_the_budget_in_steps_of_a_tenth_of_the_machine(milli: int, ma
 
 
 def test_only_one_way_of_suppression_is_active_and_the_other_is_undone() -> None:
-    first = turn(SuppressMode.QUOTA, Statuses())
+    first = suppression_round(SuppressMode.QUOTA, ModeStatuses())
     assert (first.give_back_cpus, first.give_back_quota) == (True, False)
-    assert first.after == Statuses(Status.RECOVERED, Status.USING)
-    then = turn(SuppressMode.CPUSET, first.after)
+    assert first.after == ModeStatuses(ModeStatus.RECOVERED, ModeStatus.USING)
+    then = suppression_round(SuppressMode.CPUSET, first.after)
     assert (then.give_back_cpus, then.give_back_quota) == (False, True)
-    assert then.after == Statuses(Status.USING, Status.RECOVERED)
-    assert not turn(SuppressMode.CPUSET, then.after).give_back_quota, "it is undone once"
-    off = turn(SuppressMode.OFF, then.after)
+    assert then.after == ModeStatuses(ModeStatus.USING, ModeStatus.RECOVERED)
+    assert not suppression_round(SuppressMode.CPUSET, then.after).give_back_quota, "it is undone once"
+    off = suppression_round(SuppressMode.OFF, then.after)
     assert (off.give_back_cpus, off.give_back_quota) == (True, False)
-    assert turn(SuppressMode.OFF, off.after).give_back_cpus, "the pools may have changed in the meantime"
-    assert turn(SuppressMode.OFF, Statuses()).give_back_quota, "an earlier run may have left a quota"
+    assert suppression_round(SuppressMode.OFF, off.after).give_back_cpus, (
+        "the pools may have changed in the meantime"
+    )
+    assert suppression_round(SuppressMode.OFF, ModeStatuses()).give_back_quota, (
+        "an earlier run may have left a quota"
+    )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
 from proxy.pools.published_pools import AnnotatedCpus, NodePool, Withheld, node_pools
-from tests.oracles.koordinator_pools import joined, on_nodes, union, without
+from tests.oracles.koordinator_pools import joined_text, on_nodes, union, without_cpus
 
 GROUPS = {(0, 0): CpuSet.parse("0-3"), (1, 3): CpuSet.parse("4-7")}
 SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))
@@ -48,10 +48,10 @@ def test_parts_are_in_the_order_of_socket_and_node() -> None:
 
 def test_pools_of_nodes_in_the_order_of_the_nodes() -> None:
     pools = node_pools(GROUPS, (), Withheld()).shared
-    assert joined(on_nodes(pools, (3, 7, 0))) == "4-7,0-3"
-    assert joined(pools) == "0-3,4-7", "the text is kept as it is, although it is the set 0-7"
+    assert joined_text(on_nodes(pools, (3, 7, 0))) == "4-7,0-3"
+    assert joined_text(pools) == "0-3,4-7", "the text is kept as it is, although it is the set 0-7"
     assert union(pools) == CpuSet.parse("0-7")
-    assert without(pools, CpuSet.parse("2-7")) == (part(0, 0, "0-1"), part(1, 3, ""))
+    assert without_cpus(pools, CpuSet.parse("2-7")) == (part(0, 0, "0-1"), part(1, 3, ""))
 
 
 @given(HELD, WITHHELD)

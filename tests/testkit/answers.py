@@ -49,7 +49,7 @@ def _closed(name: str) -> jsonschema.protocols.Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-def check(answer: Any) -> str:
+def check_answer(answer: Any) -> str:
     """Validate an answer against the schema that it names, and return the schema's id.
 
     Raises:

@@ -9,7 +9,7 @@ from proxy.engine.state import NodeState
 from proxy.engine.suppression import BeUsageRead, SuppressionSettings
 from proxy.model.koordinator import SuppressMode
 
-S = 1_000_000_000
+SECOND_NS = 1_000_000_000
 NO_PODS = UsageQuery({}, frozenset(), frozenset(), ())
 
 
@@ -19,4 +19,6 @@ def used_beside_be(state: NodeState, cpus: float) -> Iterator[BeUsageRead]:
     if last is None:
         last = UsageReading(0, 0, {})
         yield BeUsageRead(0.0, settings, NO_PODS, last)
-    yield BeUsageRead(0.0, settings, NO_PODS, UsageReading(last.at + S, last.node + int(cpus * S), {}))
+    yield BeUsageRead(
+        0.0, settings, NO_PODS, UsageReading(last.at + SECOND_NS, last.node + int(cpus * SECOND_NS), {})
+    )

@@ -34,19 +34,19 @@ from tests.testkit.daemon import run, temporary_node
 
 ROOT = Path(__file__).parents[2] / "proxy"
 STAND_INS = ("demo/", "backends/cgroup/fake/")
-BESIDE = ("model/", "api/", "telemetry/", "logs.py")
+UNCOUNTED = ("model/", "api/", "telemetry/", "logs.py")
 """Values, generated messages, log and metrics: what a reader need not open."""
 SHARING = "a container that shares its CPUs"
 OWNER = "an owner of CPUs"
-CREATES = 3
+CREATES_PER_KIND = 3
 QUIET_S = 0.15
 """How long to wait until nothing of an earlier call runs any more."""
 CONFIGURATION = "mode: enforce\nreconcilePeriod: 1h\nsettle:\n  enabled: false\nhooks:\n  enabled: false\n"
 """Without hooks: they are looked for several times a second, so slow creates would all cross their files."""
-WIDTH = 100
+MAX_LINE_CHARS = 100
 
 
-class Crossed:
+class CrossedFiles:
     """Records whose functions are called on this thread, and on workers that start later.
 
     Attributes:
@@ -60,7 +60,7 @@ class Crossed:
     def watched(self) -> Iterator[None]:
         """Watch this thread and the workers that start from now on."""
         threading.setprofile(self._begin)
-        sys.setprofile(self._note)
+        sys.setprofile(self._record_call)
         try:
             yield
         finally:
@@ -71,9 +71,9 @@ class Crossed:
         """Watch a thread if it is a worker: the client and the runtime have threads, too."""
         target = getattr(threading.current_thread(), "_target", None)
         is_worker = isinstance(getattr(target, "__self__", None), Threads)
-        sys.setprofile(self._note if is_worker else None)
+        sys.setprofile(self._record_call if is_worker else None)
 
-    def _note(self, frame: FrameType, event: str, arg: object) -> None:
+    def _record_call(self, frame: FrameType, event: str, arg: object) -> None:
         if self.files is not None and event == "call":
             self.files.setdefault(frame.f_code.co_filename)
 
@@ -86,7 +86,7 @@ def counted(files: dict[str, None]) -> list[str]:
 
 def create_paths() -> dict[str, list[str]]:
     """Return for each kind of container the files that each of its creates crosses."""
-    crossed = Crossed()
+    crossed = CrossedFiles()
     found: dict[str, list[list[str]]] = {SHARING: [], OWNER: []}
 
     with temporary_node() as node:
@@ -103,7 +103,7 @@ def create_paths() -> dict[str, list[str]]:
             with node.client() as client:
                 for i in range(4):
                     await asyncio.to_thread(client.launch, DemoPod(f"early-{i}", "LS"))
-                for i in range(CREATES + 1):
+                for i in range(CREATES_PER_KIND + 1):
                     kinds = {
                         SHARING: DemoPod(f"shares-{i}", "LS"),
                         OWNER: DemoPod(f"owns-{i}", "LSR", KubeQos.GUARANTEED, str(2 * i + 1)),
@@ -123,13 +123,13 @@ def create_paths() -> dict[str, list[str]]:
     }
 
 
-def folded(files: list[str]) -> list[str]:
+def lines_by_package(files: list[str]) -> list[str]:
     """Return lines with the files, those of one package that follow each other in one line."""
     lines: list[str] = []
     for package, group in itertools.groupby(files, lambda path: path.rpartition("/")[0]):
         line = f"  {package or '.':<26}"
         for name in (path.rpartition("/")[2].removesuffix(".py") for path in group):
-            if len(line) + len(name) > WIDTH:
+            if len(line) + len(name) > MAX_LINE_CHARS:
                 lines.append(line.rstrip())
                 line = " " * 28
             line += f"{name}, "
@@ -142,10 +142,10 @@ def page(paths: dict[str, list[str]]) -> list[str]:
     known: set[str] = set()
     lines: list[str] = []
     for kind, files in paths.items():
-        fewer = sum(not path.startswith(BESIDE) for path in files)
+        fewer = sum(not path.startswith(UNCOUNTED) for path in files)
         also = ", and besides these" if known else ""
         lines += [f"{kind}: {len(files)} files, {fewer} without values, log and metrics{also}"]
-        lines += folded([path for path in files if path not in known])
+        lines += lines_by_package([path for path in files if path not in known])
         known |= set(files)
     return lines
 

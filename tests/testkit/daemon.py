@@ -33,7 +33,7 @@ from proxy.demo.runtime import StandInRuntime
 from proxy.executor.background import Threads
 from proxy.frontends.cri.relay_loop import RelayLoop
 from proxy.topology.regular_machine import regular_machine
-from tests.testkit.answers import check
+from tests.testkit.answers import check_answer
 from tests.testkit.waiting import LIMIT_S, wait_until
 
 MACHINE = regular_machine(2, 1, 4, 2)
@@ -158,7 +158,7 @@ def run(
                     await daemon.executor.reconciled.wait()
             await scenario()
             if daemon.pages is not None:
-                check(json.loads(json.dumps(daemon.pages.status(), default=str)))
+                check_answer(json.loads(json.dumps(daemon.pages.status(), default=str)))
         finally:
             await daemon.stop()
 

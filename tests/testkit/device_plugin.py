@@ -32,7 +32,7 @@ def allocated(*ids: str) -> pb.AllocateResponse:
     return pb.AllocateResponse(container_responses=[answer])
 
 
-class PlayedPlugin:
+class ScriptedPlugin:
     """A plugin of one resource.
 
     Attributes:
@@ -65,7 +65,7 @@ class PlayedPlugin:
         self._lock = threading.Lock()
         self._server: grpc.Server | None = None
 
-    def start(self) -> PlayedPlugin:
+    def start(self) -> ScriptedPlugin:
         """Serve on the socket; one that is there is replaced."""
         self.stop()  # gRPC removes the path of a server that ends, even if another one has it by then
         self.path.unlink(missing_ok=True)

@@ -25,14 +25,14 @@ import pytest
 from tests.testkit.shuffle import RANDOM, seed_of
 
 ROOT = Path(__file__).parents[2]
-SECOND = ("tests/e2e", "tests/bench", "tests/fuzz", "tests/simulation")
+SECOND_PROCESS = ("tests/e2e", "tests/bench", "tests/fuzz", "tests/simulation")
 """What the second process runs: the end-to-end tests, which mostly wait, and other long ones."""
-THIRD = (
+THIRD_PROCESS = (
     *("tests/executor", "tests/frontends", "tests/hooks", "tests/agent", "tests/attach", "tests/deploy"),
     *("tests/extender", "tests/release", "tests/scheduler", "tests/simulate"),
 )
 """What the third process runs: parts that wait for timers and threads, and share no files with others."""
-FOURTH = tuple(f"tests/{name}" for name in ("allocation", "engine", "oracles", "pools", "relay"))
+FOURTH_PROCESS = tuple(f"tests/{name}" for name in ("allocation", "engine", "oracles", "pools", "relay"))
 """What the fourth process runs: pure functions, which depend on no time limit."""
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|warnings?|xfailed|xpassed)")
 
@@ -72,12 +72,12 @@ def main(seed_text: str) -> int:
     began, seed = time.monotonic(), seed_of(seed_text)
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
-        elsewhere = (*SECOND, *THIRD, *FOURTH)
+        elsewhere = (*SECOND_PROCESS, *THIRD_PROCESS, *FOURTH_PROCESS)
         first = start(seed, subprocess.PIPE, *(f"--ignore={path}" for path in elsewhere))
         others = [
-            start(seed, outputs[0], *SECOND),
-            start(seed, outputs[1], *THIRD),
-            start(seed, outputs[2], *FOURTH, nice=10),
+            start(seed, outputs[0], *SECOND_PROCESS),
+            start(seed, outputs[1], *THIRD_PROCESS),
+            start(seed, outputs[2], *FOURTH_PROCESS, nice=10),
         ]
         runs = (first, *others)
         signal.signal(signal.SIGTERM, lambda *_: [run.terminate() for run in runs])

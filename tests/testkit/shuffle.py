@@ -14,7 +14,7 @@ import pytest
 
 RANDOM = "random"
 LIMIT = 1_000_000
-KEPT = "e2e"
+ORDERED_DIRECTORY = "e2e"
 """The directory of the tests that keep their order."""
 
 
@@ -41,7 +41,7 @@ def shuffle(items: list[pytest.Item], seed: int) -> None:
     last: list[pytest.Item] = []
     for item in items:
         path = item.nodeid.partition("::")[0]
-        (last if KEPT in PurePath(path).parts else modules.setdefault(path, [])).append(item)
+        (last if ORDERED_DIRECTORY in PurePath(path).parts else modules.setdefault(path, [])).append(item)
     names = sorted(modules)
     chance.shuffle(names)
     for name in names:

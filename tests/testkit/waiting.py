@@ -39,10 +39,10 @@ def wait_until(condition: Callable[[], object], seconds: float = LIMIT_S, pause:
     return time.monotonic() - began
 
 
-async def create_that_waits(w: Any, sandbox: str) -> asyncio.Task[Any]:
+async def begin_held_create(node: Any, sandbox: str) -> asyncio.Task[Any]:
     """Begin a create of an owner at a node of the tests, and see that it is held."""
-    create = asyncio.create_task(w.begin(sandbox))
-    await w.until(lambda: w.executor.state.owners)
-    await w.quiet()
+    create = asyncio.create_task(node.begin(sandbox))
+    await node.until(lambda: node.executor.state.owners)
+    await node.quiet()
     assert not create.done()
     return create

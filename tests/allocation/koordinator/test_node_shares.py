@@ -15,7 +15,7 @@ from proxy.allocation.koordinator.resource_status import show, status_text
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NumaStrategy
 from proxy.pools.annotations import RESOURCE_STATUS, resource_status
-from tests.oracles.amplified_cpu import amplified, to_fit, used
+from tests.oracles.amplified_cpu import amplified, counted_request, counted_usage
 
 
 def cpu(*milli: int) -> dict[int, dict[str, int]]:
@@ -132,9 +132,9 @@ def test_amplified_cpus_are_rounded_up_and_no_further() -> None:
         1001,
     ]
     assert amplified(3000, 1.1) == 3300, "3301 in binary fractions"
-    assert to_fit(2000, 1.5, bound=True) == 3000
-    assert to_fit(2000, 1.5, bound=False) == 2000
-    assert used(6000, 2, 1.25) == 6500
+    assert counted_request(2000, 1.5, bound=True) == 3000
+    assert counted_request(2000, 1.5, bound=False) == 2000
+    assert counted_usage(6000, 2, 1.25) == 6500
     with pytest.raises(ValueError, match="cannot amplify CPUs: 'much' is no ratio"):
         amplified(1, "much")
 

@@ -23,7 +23,7 @@ from proxy.model.idset import Mask
 from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry
 from tests.testkit.captured_log import CapturedLog
-from tests.testkit.device_plugin import PlayedPlugin, allocated, device
+from tests.testkit.device_plugin import ScriptedPlugin, allocated, device
 from tests.testkit.waiting import until
 
 NAME = "example.com/dev"
@@ -40,7 +40,7 @@ class Node:
         self.telemetry = Telemetry(CapturedLog(), time.monotonic)
         self.store = SimpleNamespace(handle=self._handle)
         self.state = SimpleNamespace(devices=SimpleNamespace(registered={}))
-        self.plugins: list[PlayedPlugin] = []
+        self.plugins: list[ScriptedPlugin] = []
         self.registry: Any = None
 
     def _handle(self, event: Any) -> None:
@@ -54,8 +54,8 @@ class Node:
 
     restarted = report_internal_error
 
-    def plugin(self, *devices: pb.Device, **more: str) -> PlayedPlugin:
-        made = PlayedPlugin(self.directory, devices or (device("a", 0), device("b", 1)), **more)
+    def plugin(self, *devices: pb.Device, **more: str) -> ScriptedPlugin:
+        made = ScriptedPlugin(self.directory, devices or (device("a", 0), device("b", 1)), **more)
         self.plugins.append(made)
         return made.start()
 
@@ -71,7 +71,7 @@ class Node:
     def row(self, resource: str = NAME) -> dict[str, Any]:
         return next((row for row in self.registry.page() if row["resource"] == resource), {})
 
-    async def serve(self, plugin: PlayedPlugin) -> None:
+    async def serve(self, plugin: ScriptedPlugin) -> None:
         """Register a plugin, and wait for its devices."""
         await self.registry.register(plugin.resource, plugin.path)
         await until(lambda: self.row(plugin.resource)["state"] == "serving")

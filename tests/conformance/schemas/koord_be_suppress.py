@@ -18,10 +18,10 @@ from proxy.pools.published_pools import AnnotatedCpus, Withheld
 from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, ordered_writes
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
-from tests.oracles.koordinator_levels import wanted
-from tests.oracles.koordinator_suppress import Status, Statuses, turn
+from tests.oracles.koordinator_levels import wanted_cpus
+from tests.oracles.koordinator_suppress import ModeStatus, ModeStatuses, suppression_round
 
-_STATUS = {"policyUsing": Status.USING, "policyRecovered": Status.RECOVERED}
+_STATUS = {"policyUsing": ModeStatus.USING, "policyRecovered": ModeStatus.RECOVERED}
 _BESTEFFORT = "kubepods/besteffort"
 
 
@@ -93,7 +93,7 @@ def _written(
 ) -> dict[int, set[str]]:
     """Carry out the steps; give the texts of the files by depth."""
     files = {group.path: old for group in groups}
-    for step in ordered_writes(groups, wanted(groups, target, every, static=static)):
+    for step in ordered_writes(groups, wanted_cpus(groups, target, every, static=static)):
         files[step.path] = str(step.cpus)
     found: dict[int, set[str]] = {}
     for group in groups:
@@ -122,7 +122,7 @@ def _adjust_quota(case: Case) -> Outcome:
 def _recover_cpuset(case: Case) -> Outcome:
     old, locations = case.value("old_file", str), _locations(case)
     held, withheld = _node(case)
-    now = turn(SuppressMode.OFF, Statuses(cpuset=_status(case)))
+    now = suppression_round(SuppressMode.OFF, ModeStatuses(cpuset=_status(case)))
     every = be_cpus(CpuSet(location.cpu for location in locations), held, withheld)
     files = _written(_tree(CpuSet.parse(old), ("a",)), every, every, old, static=False)
     got = files[ROOT] if now.give_back_cpus else {old}
@@ -130,17 +130,17 @@ def _recover_cpuset(case: Case) -> Outcome:
 
 
 def _recover_quota(case: Case) -> Outcome:
-    now = turn(SuppressMode.OFF, Statuses(quota=_status(case)))
+    now = suppression_round(SuppressMode.OFF, ModeStatuses(quota=_status(case)))
     got = UNLIMITED if now.give_back_quota else case.value("old_quota", int)
     return Outcome((case.expected("expected_quota"), _expected(case)), (got, now.after.quota))
 
 
-def _status(case: Case) -> Status | None:
+def _status(case: Case) -> ModeStatus | None:
     reported = case.optional("status_before", str)
     return None if reported is None else _STATUS[reported]
 
 
-def _expected(case: Case) -> Status | None:
+def _expected(case: Case) -> ModeStatus | None:
     reported = case.expected("expected_status")
     return None if reported is None else _STATUS[reported]
 

@@ -31,7 +31,7 @@ from proxy.pools.node_keys import RESERVATION, SYSTEM_QOS, SystemQos
 from proxy.pools.topology_keys import MANAGER_POLICY, SHARED_POOLS
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
-from tests.oracles.koordinator_pools import without
+from tests.oracles.koordinator_pools import without_cpus
 
 Raw = Mapping[str, Any]
 
@@ -88,7 +88,7 @@ def _system(case: Case) -> Outcome:
     raw = case.optional("system_qos", dict, {})
     system = SystemQos(raw.get("cpuset") or "", raw.get("cpusetExclusive"))
     pools = noderules.pools(case.optional("pools", list, []))
-    return Outcome(case.expected() or [], noderules.shown_pools(without(pools, system.exclusive_cpus)))
+    return Outcome(case.expected() or [], noderules.shown_pools(without_cpus(pools, system.exclusive_cpus)))
 
 
 def _divide(case: Case) -> Outcome:

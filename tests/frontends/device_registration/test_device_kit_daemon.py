@@ -17,7 +17,7 @@ from proxy.device_kit.api import AllocateAnswer, DeviceMount, DeviceNode, Device
 from proxy.device_kit.testing import running
 from proxy.executor import device_manager_conflicts
 from proxy.executor.device_ports import DevicePluginError
-from tests.testkit.answers import check
+from tests.testkit.answers import check_answer
 from tests.testkit.daemon import DaemonNode, run, temporary_node
 from tests.testkit.waiting import until
 
@@ -166,7 +166,7 @@ def test_a_resource_of_kubelet_is_refused_until_kubelet_has_released_it(
         assert refused()[0].startswith(message)
         assert healthy(daemon) == set()
         page = await asyncio.to_thread(query_admin, node.directory / "admin.sock", "/devices", 30)
-        check(page)
+        check_answer(page)
         assert page["refused"][0]["resource"] == VF
         assert message in str(daemon.executor.telemetry.problems())
 

@@ -18,7 +18,7 @@ from proxy.admin.status_text import render
 from proxy.api.kubelet import deviceplugin_pb2 as pb
 from proxy.telemetry import metrics
 from tests.testkit.daemon import DaemonNode, run, temporary_node
-from tests.testkit.device_plugin import REGISTRATION, PlayedPlugin, device
+from tests.testkit.device_plugin import REGISTRATION, ScriptedPlugin, device
 from tests.testkit.waiting import until
 
 NAME = "example.com/dev"
@@ -47,9 +47,9 @@ def node() -> Iterator[PluginNode]:
 
 
 @pytest.fixture
-def plugin(node: PluginNode) -> Iterator[PlayedPlugin]:
+def plugin(node: PluginNode) -> Iterator[ScriptedPlugin]:
     node.plugins.mkdir()
-    created = PlayedPlugin(node.plugins, [device("a", 0), device("b", 1)])
+    created = ScriptedPlugin(node.plugins, [device("a", 0), device("b", 1)])
     yield created
     created.stop()
 
@@ -65,7 +65,9 @@ def refused(call: Callable[..., None], *args: Any, **more: Any) -> tuple[Any, st
     return error.code(), error.details()
 
 
-def test_a_plugin_registers_and_its_devices_are_in_the_state(node: PluginNode, plugin: PlayedPlugin) -> None:
+def test_a_plugin_registers_and_its_devices_are_in_the_state(
+    node: PluginNode, plugin: ScriptedPlugin
+) -> None:
     daemon: Any = node.serving()
 
     async def scenario() -> None:
@@ -88,7 +90,7 @@ def test_a_plugin_registers_and_its_devices_are_in_the_state(node: PluginNode, p
     assert not node.server.exists()
 
 
-def test_invalid_registrations_are_refused(node: PluginNode, plugin: PlayedPlugin) -> None:
+def test_invalid_registrations_are_refused(node: PluginNode, plugin: ScriptedPlugin) -> None:
     daemon: Any = node.serving()
     invalid, away = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE
 
@@ -141,7 +143,7 @@ while True:
 
 
 def test_a_start_removes_sockets_and_creates_the_one_that_plugins_watch(
-    node: PluginNode, plugin: PlayedPlugin
+    node: PluginNode, plugin: ScriptedPlugin
 ) -> None:
     """Plugins register again on IN_CREATE of kubelet.sock, as after a bind by kubelet."""
     plugin.start()
@@ -167,7 +169,7 @@ def test_a_start_removes_sockets_and_creates_the_one_that_plugins_watch(
     assert sorted(entry.name for entry in node.plugins.iterdir()) == ["kept", "plugin.sock"]
 
 
-def test_a_socket_in_use_is_kept_until_it_is_free(node: PluginNode, plugin: PlayedPlugin) -> None:
+def test_a_socket_in_use_is_kept_until_it_is_free(node: PluginNode, plugin: ScriptedPlugin) -> None:
     node.plugins.joinpath("other").touch()
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(node.server))
@@ -186,7 +188,7 @@ def test_a_socket_in_use_is_kept_until_it_is_free(node: PluginNode, plugin: Play
         run(daemon, scenario)
 
 
-def test_plugins_register_again_after_a_restart(node: PluginNode, plugin: PlayedPlugin) -> None:
+def test_plugins_register_again_after_a_restart(node: PluginNode, plugin: ScriptedPlugin) -> None:
     for _ in range(2):
         daemon: Any = node.serving()
 
@@ -200,7 +202,7 @@ def test_plugins_register_again_after_a_restart(node: PluginNode, plugin: Played
         plugin.stop()
 
 
-def test_the_deadline_changes_at_a_reload(node: PluginNode, plugin: PlayedPlugin) -> None:
+def test_the_deadline_changes_at_a_reload(node: PluginNode, plugin: ScriptedPlugin) -> None:
     file = node.directory / "config.yaml"
 
     def text(timeout: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 from proxy.api.kubelet import deviceplugin_pb2 as pb
 from proxy.telemetry import metrics
 from tests.testkit.daemon import DaemonNode, run, temporary_node
-from tests.testkit.device_plugin import REGISTRATION, PlayedPlugin, device
+from tests.testkit.device_plugin import REGISTRATION, ScriptedPlugin, device
 from tests.testkit.waiting import until
 
 MANAGED, KUBELETS = "example.com/ours", "example.com/theirs"
@@ -89,10 +89,10 @@ def kubelet(node: ShimNode) -> Iterator[PlayedKubelet]:
 
 
 @pytest.fixture
-def plugins(node: ShimNode) -> Iterator[dict[str, PlayedPlugin]]:
+def plugins(node: ShimNode) -> Iterator[dict[str, ScriptedPlugin]]:
     node.shim.mkdir()
     created = {
-        name: PlayedPlugin(node.shim, [device(name)], name, f"{name.partition('/')[2]}.sock")
+        name: ScriptedPlugin(node.shim, [device(name)], name, f"{name.partition('/')[2]}.sock")
         for name in (MANAGED, KUBELETS)
     }
     yield created
@@ -107,7 +107,7 @@ def raw_register(socket: Path, content: bytes) -> None:
 
 
 def test_registrations_go_to_the_manager_of_the_resource(
-    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
+    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, ScriptedPlugin]
 ) -> None:
     daemon: Any = node.serving()
     socket = node.shim / "kubelet.sock"
@@ -137,7 +137,7 @@ def test_registrations_go_to_the_manager_of_the_resource(
 
 
 def test_a_refusal_by_kubelet_is_passed_on_unchanged(
-    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
+    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, ScriptedPlugin]
 ) -> None:
     daemon: Any = node.serving()
     socket = node.shim / "kubelet.sock"
@@ -163,7 +163,7 @@ def test_a_refusal_by_kubelet_is_passed_on_unchanged(
 
 
 def test_plugins_register_again_after_a_restart_of_kubelet(
-    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
+    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, ScriptedPlugin]
 ) -> None:
     daemon: Any = node.serving()
     socket, link = node.shim / "kubelet.sock", kubelet.directory / "theirs.sock"
@@ -205,7 +205,7 @@ def test_plugins_register_again_after_a_restart_of_kubelet(
 
 
 def test_a_link_to_a_former_directory_of_the_shim_is_replaced(
-    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
+    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, ScriptedPlugin]
 ) -> None:
     daemon: Any = node.serving()
     socket, link = node.shim / "kubelet.sock", kubelet.directory / "theirs.sock"
@@ -222,7 +222,7 @@ def test_a_link_to_a_former_directory_of_the_shim_is_replaced(
 
 
 def test_a_socket_that_cannot_be_removed_does_not_close_the_shim(
-    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
+    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, ScriptedPlugin]
 ) -> None:
     daemon: Any = node.serving()
     socket = node.shim / "kubelet.sock"
@@ -245,7 +245,7 @@ def test_a_socket_that_cannot_be_removed_does_not_close_the_shim(
 
 
 def test_without_kubelet_only_managed_resources_can_register(
-    node: ShimNode, plugins: dict[str, PlayedPlugin]
+    node: ShimNode, plugins: dict[str, ScriptedPlugin]
 ) -> None:
     daemon: Any = node.serving()
     socket = node.shim / "kubelet.sock"
