@@ -54,19 +54,19 @@ def whole_cores_node(policy: str, reserved: CpuSet, owned: CpuSet) -> Schedulabl
     return node("n1", zones, policy=policy, free=str(free), pods={"owner": str(owned)})
 
 
-ASK = {"devices": {GPU: "1", NIC: "1"}}
+GPU_AND_NIC = {"devices": {GPU: "1", NIC: "1"}}
 
 
 class TestFourCPUsAGPUAndANIC:
     """A pod of 4 CPUs, 200 MB, one GPU and one NIC on NUMA nodes of 4 CPUs, a GPU and a NIC each."""
 
     def test_combination_1_cpus_gpu_and_nic_of_numa_node_0(self) -> None:
-        verdict = decide(two_numa_nodes(gpus=(1, 1)), demand("p", 4, **ASK))
+        verdict = decide(two_numa_nodes(gpus=(1, 1)), demand("p", 4, **GPU_AND_NIC))
         assert verdict.fits
         assert (verdict.cpus, verdict.numa_nodes) == (cpus("0-3"), Mask([0]))
 
     def test_combination_2_cpus_gpu_and_nic_of_numa_node_1(self) -> None:
-        verdict = decide(two_numa_nodes(gpus=(0, 1)), demand("p", 4, **ASK))
+        verdict = decide(two_numa_nodes(gpus=(0, 1)), demand("p", 4, **GPU_AND_NIC))
         assert verdict.fits
         assert (verdict.cpus, verdict.numa_nodes) == (cpus("4-7"), Mask([1]))
 
@@ -74,15 +74,17 @@ class TestFourCPUsAGPUAndANIC:
     def test_combination_3_across_numa_nodes_never(
         self, gpus: tuple[int, int], nics: tuple[int, int]
     ) -> None:
-        verdict = decide(two_numa_nodes(gpus, nics), demand("p", 4, **ASK))
+        verdict = decide(two_numa_nodes(gpus, nics), demand("p", 4, **GPU_AND_NIC))
         assert (verdict.fits, verdict.reason) == (False, "TopologyAffinityError")
 
     def test_a_second_pod_gets_the_other_combination(self) -> None:
-        first = demand("first", 4, **ASK)
+        first = demand("first", 4, **GPU_AND_NIC)
         reserving = two_numa_nodes(reserve=1)
-        verdict = decide(reserving, demand("second", 4, **ASK), [first])
+        verdict = decide(reserving, demand("second", 4, **GPU_AND_NIC), [first])
         assert (verdict.fits, verdict.numa_nodes) == (True, Mask([1]))
-        third = decide(reserving, demand("third", 4, **ASK), [first, demand("second", 4, **ASK)])
+        third = decide(
+            reserving, demand("third", 4, **GPU_AND_NIC), [first, demand("second", 4, **GPU_AND_NIC)]
+        )
         assert not third.fits
 
 
