@@ -317,7 +317,7 @@ def test_a_node_removes_its_entry_from_an_object_that_it_no_longer_uses(cluster:
         cluster.api.put(NODES, "n1", metadata={"labels": {}})
 
         def applied() -> list[Any]:
-            return [r for r in cluster.api.requests if r.url.path == f"{COLLECTION}/gold/status"]
+            return [r for r in cluster.api.received_requests if r.url.path == f"{COLLECTION}/gold/status"]
 
         await until(lambda: len(applied()) == 2)
         assert cluster.reported is None
@@ -350,14 +350,14 @@ def test_nodes_take_settings_at_once_and_report_them_at_different_times(
 
 @pytest.mark.parametrize("message", ["status.nodes: Too many: 21: must have at most 20 items", "status: no"])
 def test_a_list_that_other_nodes_have_filled_is_no_error(cluster: ClusterWithConfigs, message: str) -> None:
-    one = cluster.api._one
+    one = cluster.api._handle_object
 
     def full(method: str, collection: str, name: str, body: Any) -> Any:
         if collection == COLLECTION and name.endswith("/status"):
             return httpx2.Response(422, json={"message": message})
         return one(method, collection, name, body)
 
-    cluster.api._one = full  # type: ignore[method-assign]
+    cluster.api._handle_object = full  # type: ignore[method-assign]
 
     async def scenario() -> None:
         cluster.put("base")
@@ -455,7 +455,7 @@ def test_reports_of_an_earlier_run_are_removed_if_nothing_is_permitted_any_more(
     cluster.api.answers[f"{NODES}/n1"] = [503, 403]
     run_scenario(cluster, removes)
     owner = {"fieldManager": "topoproxy-n1", "force": "true"}
-    left = [request for request in cluster.api.requests if request.url.path == f"{COLLECTION}/base/status"][
+    left = [request for request in cluster.api.received_requests if request.url.path == f"{COLLECTION}/base/status"][
         -1
     ]
     assert dict(left.url.params) == owner

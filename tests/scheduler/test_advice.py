@@ -16,7 +16,7 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.resource_topology import read_resource_topology
 from tests.scheduler.objects import demand, node, numatopology, resource_topology
-from tests.scheduler.test_memory import published, wanting
+from tests.scheduler.test_memory import published, pod_requesting
 
 GPU = "example.com/gpu"
 
@@ -54,8 +54,8 @@ def test_a_victim_gives_back_cpus_if_the_object_has_only_amounts(
 
 @pytest.mark.parametrize(("memory", "victims"), [("25Gi", ("low",)), ("33Gi", None)])
 def test_a_victim_gives_back_its_memory(memory: str, victims: tuple[str, ...] | None) -> None:
-    low = wanting("12Gi", name="low")
-    wanted = wanting(memory, name="high")
+    low = pod_requesting("12Gi", name="low")
+    wanted = pod_requesting(memory, name="high")
     assert choose_victims(published(), wanted, [low], []) is None
     assert choose_victims(published(), wanted, [low], [low.key]) == (victims and (low.key,))
 
@@ -99,9 +99,9 @@ def test_cpus_that_a_pod_is_shown_with_are_given_back_though_it_is_pending() -> 
 
 
 def test_the_overhead_of_a_victim_is_no_memory_of_a_numa_node() -> None:
-    low = wanting("1Gi", name="low")
+    low = pod_requesting("1Gi", name="low")
     low = replace(low, needs={**low.needs, "memory": 64 << 30})
-    assert choose_victims(published(), wanting("25Gi", name="wanted"), [low], ["low"]) is None
+    assert choose_victims(published(), pod_requesting("25Gi", name="wanted"), [low], ["low"]) is None
 
 
 def test_a_search_for_victims_on_a_large_node_takes_few_decisions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ class ClusterWithRejectedPod:
     def sent(self, method: str, path: str) -> list[Any]:
         return [
             json.loads(r.content)
-            for r in self.api.requests
+            for r in self.api.received_requests
             if r.method == method and r.url.path.endswith(path)
         ]
 
@@ -135,7 +135,7 @@ def test_a_pod_that_was_rejected_often_enough_is_evicted_and_the_node_marked() -
             "cpus": 4,
             "free": {"0": 1, "1": 1},
         }
-        written = [r.url.path for r in cluster.api.requests if r.method in ("PATCH", "POST")]
+        written = [r.url.path for r in cluster.api.received_requests if r.method in ("PATCH", "POST")]
         assert written.index("/api/v1/nodes/n1") < written.index("/api/v1/namespaces/ns/pods/web/eviction"), (
             "the next pod of the controller must find the mark"
         )
@@ -411,7 +411,7 @@ def test_a_mark_whose_write_had_no_answer_is_removed_if_no_pod_was_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(cluster: ClusterWithRejectedPod) -> None:
-        original, lost = cluster.api._one, [1]
+        original, lost = cluster.api._handle_object, [1]
 
         def one(method: str, collection: str, name: str, body: Any) -> Any:
             answer = original(method, collection, name, body)
@@ -448,7 +448,7 @@ def test_a_pod_that_has_gone_before_it_is_deleted_causes_no_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(cluster: ClusterWithRejectedPod) -> None:
-        original = cluster.api._one
+        original = cluster.api._handle_object
 
         def one(method: str, collection: str, name: str, body: Any) -> Any:
             if method == "DELETE":
@@ -467,7 +467,7 @@ def test_a_pod_that_has_gone_before_it_is_deleted_causes_no_event(
 
 def test_a_concurrent_change_of_the_node_is_no_error() -> None:
     async def scenario(cluster: ClusterWithRejectedPod) -> None:
-        original, conflicts = cluster.api._one, [2]
+        original, conflicts = cluster.api._handle_object, [2]
 
         def one(method: str, collection: str, name: str, body: Any) -> Any:
             if (method, collection) == ("PATCH", NODES) and conflicts[0]:
@@ -475,7 +475,7 @@ def test_a_concurrent_change_of_the_node_is_no_error() -> None:
                 return type(original("GET", NODES, "n1", {}))(409, json={"message": "modified"})
             return original(method, collection, name, body)
 
-        cluster.api._one = one  # type: ignore[method-assign]
+        cluster.api._handle_object = one  # type: ignore[method-assign]
         await cluster.ending.step(page(rejection()))
         assert cluster.taints == ["other", KEY]
 
@@ -575,7 +575,7 @@ def test_the_mark_is_removed_when_the_operator_enables_retries_again() -> None:
 def test_removing_the_mark_is_retried_until_it_succeeds() -> None:
     async def scenario(cluster: ClusterWithRejectedPod) -> None:
         await cluster.ending.step(page(rejection()))
-        original, failures = cluster.api._one, [3]
+        original, failures = cluster.api._handle_object, [3]
 
         def one(method: str, collection: str, name: str, body: Any) -> Any:
             if (method, collection) == ("PATCH", NODES) and failures[0]:
@@ -583,7 +583,7 @@ def test_removing_the_mark_is_retried_until_it_succeeds() -> None:
                 return type(original("GET", NODES, "n1", {}))(500, json={"message": "no leader"})
             return original(method, collection, name, body)
 
-        cluster.api._one = one  # type: ignore[method-assign]
+        cluster.api._handle_object = one  # type: ignore[method-assign]
         await asyncio.wait_for(
             end_rejected_pods(replace(cluster.session, config=Config()), TerminationHistory()), 5
         )
