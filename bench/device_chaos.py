@@ -274,7 +274,7 @@ class DeviceClient(threading.Thread):
 
     def record_duration(self, begun: float, *, created: bool) -> None:
         with self.chaos.lock:
-            self.chaos.record_duration[created].append(time.monotonic() - begun)
+            self.chaos.took[created].append(time.monotonic() - begun)
             if self.chaos.calls % 1000 == 0:
                 progress(f"{self.chaos.calls} creates")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pools_figures import full
+from pools_figures import full_node
 from table import number, render
 
 from proxy.backends.ledger import open_ledger
@@ -32,7 +32,7 @@ HEAD = ("the ledger on a create's path", "p50", "p99", "bar", "largest", "after"
 
 def measure() -> tuple[list[float], int, int]:
     """Return the milliseconds of each batch, and the size of the file at most and at the end, in bytes."""
-    state = full()
+    state = full_node()
     owner = next(c for c in state.containers.values() if c.placement.pool is Pool.OWN)
     took, largest = [], 0
     with tempfile.TemporaryDirectory() as directory:

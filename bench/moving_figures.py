@@ -149,21 +149,21 @@ class Moved:
     """The results.
 
     Attributes:
-        bare, reading, ours: CPU time if all change, in milliseconds.
+        bare, reading, writer: CPU time if all change, in milliseconds.
         clock: The time by the clock, as a multiple of the bare loop's.
         writes, unchanged: Writes if all change, and if nothing does.
     """
 
     bare: float
     reading: float
-    ours: float
+    writer: float
     clock: float
     writes: int
     unchanged: int
 
     @property
     def ratio(self) -> float:
-        return self.ours / self.bare
+        return self.writer / self.bare
 
     @property
     def missed(self) -> bool:
@@ -181,7 +181,7 @@ def measure(root: Path) -> Moved:
         back, work = cpuset_writer.write_pools, dict[str, Callable[[], object]]()
         work["bare"] = partial(bare(root, paths), fewer)
         work["reading"] = partial(reading(root, paths), fewer)
-        work["ours"] = cpuset_writer.write_pools
+        work["writer"] = cpuset_writer.write_pools
         writes, unchanged = set[int](), set[int]()
         for _ in range(ROUNDS):
             for name in dice.sample(list(work), len(work)):
@@ -192,15 +192,15 @@ def measure(root: Path) -> Moved:
                 work[name]()
                 took.add("CPU", name, (time.thread_time() - cpu) * 1000)
                 took.add("clock", name, (time.perf_counter() - clock) * 1000)
-                if name == "ours":
+                if name == "writer":
                     writes.add(files.writes - before)
                     before = files.writes
                     cpuset_writer.write_pools()
                     unchanged.add(files.writes - before)
     cpu_ms = [took.median("CPU", name) or 0.0 for name in work]
     clock_ms = [took.median("clock", name) or 0.0 for name in work]
-    least, reads, ours = cpu_ms
-    return Moved(least, reads, ours, clock_ms[-1] / clock_ms[0], max(writes), max(unchanged))
+    least, reads, writer = cpu_ms
+    return Moved(least, reads, writer, clock_ms[-1] / clock_ms[0], max(writes), max(unchanged))
 
 
 def main() -> int:
@@ -215,7 +215,7 @@ def main() -> int:
     moved = measure(kernel.root)
     row = [
         "all change; nothing changes",
-        *(number(ms, "ms") for ms in (moved.bare, moved.reading, moved.ours)),
+        *(number(ms, "ms") for ms in (moved.bare, moved.reading, moved.writer)),
     ]
     row += [number(moved.ratio), f"{BAR}" + (" MISSED" if moved.missed else ""), number(moved.clock)]
     print(render(HEAD, [[*row, str(moved.writes), str(moved.unchanged)]]))

@@ -177,7 +177,11 @@ class Target:
         own.mkdir(exist_ok=True)
         sock = own / "cri.sock"
         return start(
-            self.name, self.argv(own, sock, runtime), sock, malloc=self.malloc, extra_environment=self.more
+            self.name,
+            self.argv(own, sock, runtime),
+            sock,
+            malloc=self.malloc,
+            extra_environment=self.extra_environment,
         )
 
 

@@ -214,7 +214,7 @@ class OwnersScenario:
         sent = time.monotonic()
         node.cri.start(owner)
         answered = time.monotonic()
-        cpus = node.containers[owner].run_owner = cpuset_of(owner).cpus
+        cpus = node.containers[owner].own = cpuset_of(owner).cpus
         node.containers[owner].running = True
         assert len(cpus) == 1
         self.watch.add(owner)

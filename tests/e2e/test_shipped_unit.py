@@ -17,8 +17,9 @@ import daemon as daemons
 import pytest
 from cri import cgroup_of, cpuset_of, cpuset_root, is_v2, online
 from daemon import DaemonProcess, ModeledNode
-from daemon.model.idset import CpuSet
 from private_runtime import PrivateRuntime, wait_for
+
+from proxy.model.idset import CpuSet
 
 pytestmark = [
     pytest.mark.e2e,

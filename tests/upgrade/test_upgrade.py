@@ -24,7 +24,7 @@ from proxy.topology.sysfs_writer import write_sysfs
 from proxy.upgrade.checks import CHECKS, UpgradeFacts, examine, unit_changes
 from proxy.upgrade.gather import UNITS, gather
 from tests.cli.conftest import _serving
-from tests.testkit.answers import check
+from tests.testkit.answers import check_answer
 
 OURS = interface(Config())
 
@@ -139,7 +139,7 @@ def upgrade(*args: object) -> Result:
 
 def test_the_running_daemon_is_asked(config: Path, tmp_path: Path) -> None:
     running = json.loads(upgrade("--describe", "--config", config).stdout)
-    check(running)
+    check_answer(running)
     running["version"] = "0.0.9"
     machine = read_machine(tmp_path / "machine/sys", tmp_path / "proc")
     (tmp_path / "state/ledger.jsonl").write_bytes(fmt.header(machine.fingerprint))
@@ -169,7 +169,7 @@ def test_options_of_the_running_daemon_are_kept(config: Path, tmp_path: Path) ->
     (other / "ledger.jsonl").write_bytes(fmt._line(b'{"n": 0, "format": 2, "machine": "x"}'))
     options = {"listen": f"unix://{tmp_path}/other.sock", "state_dir": str(other)}
     running = json.loads(json.dumps(interface(read_config(config, options))))
-    check(running)
+    check_answer(running)
     assert running["configuration"]["options"] == {
         "listen": f"unix://{tmp_path}/other.sock",
         "stateDir": str(other),
@@ -220,7 +220,7 @@ def test_a_refused_configuration_a_bad_hook_and_a_strange_ledger_hinder(config: 
     (tmp_path / "state/ledger.jsonl").write_bytes(fmt._line(b'{"n": 0, "format": 2, "machine": "x"}'))
     done = upgrade("--check", "--config", config, "--from", saved, "--json")
     answer = json.loads(done.stdout)
-    check(answer)
+    check_answer(answer)
     assert (done.exit_code, answer["ok"]) == (1, False)
     texts = {each["id"]: each["text"] for each in answer["checks"] if each["result"] == "fail"}
     assert set(texts) == {"ledger", "hooks"}
