@@ -75,7 +75,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
     def __init__(self, *collections: str) -> None:
         self.collections: dict[str, dict[str, Json]] = {path: {} for path in collections}
         self.requests: Counter[tuple[str, str]] = Counter()
-        self.received_requests: list[httpx2.Request] = []
+        self.received: list[httpx2.Request] = []
         self.answers: dict[str, list[int]] = defaultdict(list)
         self.retry_after = ""
         self.down = False
@@ -161,7 +161,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
             raise httpx2.ConnectError("connection refused")
         path = request.url.path
         self.requests[request.method, path] += 1
-        self.received_requests.append(request)
+        self.received.append(request)
         if self.answers[path]:
             code = self.answers[path].pop(0)
             headers = {"Retry-After": self.retry_after} if self.retry_after else {}

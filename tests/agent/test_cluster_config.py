@@ -317,7 +317,7 @@ def test_a_node_removes_its_entry_from_an_object_that_it_no_longer_uses(cluster:
         cluster.api.put(NODES, "n1", metadata={"labels": {}})
 
         def applied() -> list[Any]:
-            return [r for r in cluster.api.received_requests if r.url.path == f"{COLLECTION}/gold/status"]
+            return [r for r in cluster.api.received if r.url.path == f"{COLLECTION}/gold/status"]
 
         await until(lambda: len(applied()) == 2)
         assert cluster.reported is None
@@ -455,7 +455,7 @@ def test_reports_of_an_earlier_run_are_removed_if_nothing_is_permitted_any_more(
     cluster.api.answers[f"{NODES}/n1"] = [503, 403]
     run_scenario(cluster, removes)
     owner = {"fieldManager": "topoproxy-n1", "force": "true"}
-    left = [request for request in cluster.api.received_requests if request.url.path == f"{COLLECTION}/base/status"][
+    left = [request for request in cluster.api.received if request.url.path == f"{COLLECTION}/base/status"][
         -1
     ]
     assert dict(left.url.params) == owner

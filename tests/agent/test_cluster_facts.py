@@ -155,7 +155,7 @@ def test_files_follow_the_objects(cluster: ClusterWithFacts) -> None:
         await until(lambda: cluster.files.namespaces.read() == {"team": {}}, 1.0)
 
     run_scenario(cluster, scenario)
-    selectors = {(r.url.path, r.url.params.get("fieldSelector")) for r in cluster.api.received_requests}
+    selectors = {(r.url.path, r.url.params.get("fieldSelector")) for r in cluster.api.received}
     assert selectors == {(NODES, "metadata.name=n1"), (PODS, "spec.nodeName=n1"), (NAMESPACES, None)}
 
 

@@ -140,7 +140,7 @@ def test_all_supported_objects_are_published_and_owned_by_the_node() -> None:
         assert published.get(VOLCANO)["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
         await published.until(lambda: published.get(PODS, "a/lse")["metadata"]["annotations"])
         assert published.api.collections[EVENTS] == {}, "earlier placements are not reported"
-        applied = [r for r in published.api.received_requests if r.headers.get("Content-Type", "").startswith(APPLY)]
+        applied = [r for r in published.api.received if r.headers.get("Content-Type", "").startswith(APPLY)]
         answers = {r.headers["Accept"] for r in applied}
         assert answers == {"application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
 
@@ -523,7 +523,7 @@ def test_annotations_of_an_earlier_run_are_removed_when_the_node_is_released() -
         for name in ("a/theirs", "a/odd"):
             assert published.get(PODS, name)["metadata"]["annotations"][RESOURCE_STATUS] == texts[name]
         assert published.api.count("PATCH", "/api/v1/namespaces") == 1
-        listed = [r for r in published.api.received_requests if r.method == "GET" and r.url.path == PODS]
+        listed = [r for r in published.api.received if r.method == "GET" and r.url.path == PODS]
         assert [r.url.params["fieldSelector"] for r in listed] == ["spec.nodeName=n1"], "once"
         assert published.publisher.writer.paths == (f"{NODES}/n1/status",)
 
@@ -906,7 +906,7 @@ def test_content_of_other_programs_in_an_object_stays(
         await asyncio.sleep(60.0)
         sent = [
             json.loads(r.content)
-            for r in published.api.received_requests
+            for r in published.api.received
             if r.method == "PATCH" and VOLCANO in r.url.path
         ]
         nothing = {
@@ -940,7 +940,7 @@ def test_the_condition_of_an_earlier_run_is_removed_if_it_is_turned_off(has_cond
         published.api.put(NODES, "n1", metadata={"uid": "node-uid"}, status={"conditions": conditions})
         await published.until(lambda: published.get(VOLCANO))
         await asyncio.sleep(0.1)
-        sent = [json.loads(r.content) for r in published.api.received_requests if r.url.path == f"{NODES}/n1/status"]
+        sent = [json.loads(r.content) for r in published.api.received if r.url.path == f"{NODES}/n1/status"]
         nothing = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
         assert sent == ([nothing] if has_condition else [])
 

@@ -98,7 +98,7 @@ def test_a_long_list_is_read_page_by_page_with_the_selector() -> None:
     async def test(followed: FollowedCollection) -> None:
         await followed.until(followed.watcher.listed.is_set)
         assert len(followed.values) == 8
-        queries = [r.url.params for r in api.received_requests if "watch" not in r.url.params]
+        queries = [r.url.params for r in api.received if "watch" not in r.url.params]
         assert len(queries) == 3
         assert {p["fieldSelector"] for p in queries} == {"spec.nodeName=n1"}
 
@@ -138,8 +138,8 @@ def test_a_watch_that_ends_continues_where_it_was_without_a_new_list() -> None:
         put(followed.api, "b", 2)  # while no watch is open
         await followed.until(lambda: "ns/b" in followed.values)
         assert followed.api.count("GET") == 3  # one list, two watches
-        assert followed.api.received_requests[-1].url.params["resourceVersion"] == str(version)
-        assert followed.api.received_requests[-1].url.params["allowWatchBookmarks"] == "true"
+        assert followed.api.received[-1].url.params["resourceVersion"] == str(version)
+        assert followed.api.received[-1].url.params["allowWatchBookmarks"] == "true"
 
     follow(test)
 
@@ -202,7 +202,7 @@ def test_the_age_is_that_of_the_last_line_also_of_an_open_watch() -> None:
 def test_a_watch_in_which_nothing_happens_ends_before_its_connection_counts_as_dead() -> None:
     async def test(followed: FollowedCollection) -> None:
         await followed.until(lambda: followed.api.watches == 1)
-        (request,) = [r for r in followed.api.received_requests if "watch" in r.url.params]
+        (request,) = [r for r in followed.api.received if "watch" in r.url.params]
         lasts, silence = int(request.url.params["timeoutSeconds"]), request.extensions["timeout"]["read"]
         assert lasts + 5 <= silence <= CURRENT_S, "the daemon does not accept older files as current"
         followed.api.end_watches()

@@ -16,7 +16,7 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.resource_topology import read_resource_topology
 from tests.scheduler.objects import demand, node, numatopology, resource_topology
-from tests.scheduler.test_memory import published, pod_requesting
+from tests.scheduler.test_memory import pod_requesting, published
 
 GPU = "example.com/gpu"
 

@@ -82,7 +82,7 @@ class ClusterWithRejectedPod:
     def sent(self, method: str, path: str) -> list[Any]:
         return [
             json.loads(r.content)
-            for r in self.api.received_requests
+            for r in self.api.received
             if r.method == method and r.url.path.endswith(path)
         ]
 
@@ -135,7 +135,7 @@ def test_a_pod_that_was_rejected_often_enough_is_evicted_and_the_node_marked() -
             "cpus": 4,
             "free": {"0": 1, "1": 1},
         }
-        written = [r.url.path for r in cluster.api.received_requests if r.method in ("PATCH", "POST")]
+        written = [r.url.path for r in cluster.api.received if r.method in ("PATCH", "POST")]
         assert written.index("/api/v1/nodes/n1") < written.index("/api/v1/namespaces/ns/pods/web/eviction"), (
             "the next pod of the controller must find the mark"
         )
