@@ -131,7 +131,7 @@ def print_answers(nodes: int, pods_each: int = 20, requests: int = 300) -> None:
     print(
         f"{nodes} nodes of 128 CPUs, {nodes * pods_each} pods: filter and prioritize "
         f"p50 {cut[49] * 1e3:.1f} ms, p99 {cut[98] * 1e3:.1f} ms, worst {max(seconds) * 1e3:.1f} ms; "
-        f"{grown:.0f} MiB, read in {took:.0f} s; {table.judged} decisions by the engine"
+        f"{grown:.0f} MiB, read in {took:.0f} s; {table.evaluations} decisions by the engine"
     )
 
 
