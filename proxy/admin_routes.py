@@ -235,9 +235,9 @@ class Pages:
 
         if self._executor is None:
             raise InputError("cannot explain: in passthrough mode nothing is decided")
-        return history_page(self._executor.history, params, self._now)
+        return history_page(self._executor.history, params, self._change_note)
 
-    def _now(self, record: RememberedDecision) -> str:
+    def _change_note(self, record: RememberedDecision) -> str:
         """Return a sentence on what is now in effect for a container beyond its decision; usually empty."""
         if self._executor is None:
             return ""
@@ -276,7 +276,7 @@ class Pages:
         """Return the facts about the node that the cluster agent publishes, with ``changes``' version."""
         from proxy.observe.node_description import describe_node
 
-        executor, feed = self._followed()
+        executor, feed = self._executor_and_feed()
         meta, state = executor.node_policy.meta, executor.state
         name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
         page = describe_node(state, name, executor.kubelet_cpus.manager, meta)
@@ -289,9 +289,9 @@ class Pages:
             wait = float(params.get("wait", "0"))
         except ValueError as error:
             raise InputError(f"cannot wait for a change: {params['wait'][:50]!r} is not a number") from error
-        return await self._followed()[1].page(params.get("since", ""), max(0.0, wait))
+        return await self._executor_and_feed()[1].page(params.get("since", ""), max(0.0, wait))
 
-    def _followed(self) -> tuple[NodeExecutor, ChangeFeed]:
+    def _executor_and_feed(self) -> tuple[NodeExecutor, ChangeFeed]:
         """Return the executor and the feed of its changes."""
         from proxy.executor.change_feed import ChangeFeed
 

@@ -134,9 +134,9 @@ def _ports(
     partitions, kind = _partitions(config, cgroups, entries)
     units, fences = _systemd(cgroups)
     return Ports(
-        hardware=lambda known: _changed(config, known) if reread else None,
+        hardware=lambda known: _changed_machine(config, known) if reread else None,
         kubelet=kubelet_of(config, context, files),
-        devices=_devices(config, context),
+        devices=_device_locator(config, context),
         kubelet_cpu_manager=kubelet_cpu_manager_of(config, context),
         node_object=_node_object(config, files),
         namespaces=None if files is None else files.namespaces,
@@ -145,12 +145,12 @@ def _ports(
         cpu_groups=groups,
         memory=memory,
         machine_events=_machine_events(context) if reread else None,
-        displaced=_displaced(config, cgroups) if reread else None,
-        group_locator=_places(config, cgroups, groups, memory),
+        displaced=_displaced_tasks(config, cgroups) if reread else None,
+        group_locator=_group_locator(config, cgroups, groups, memory),
         units=units,
         fences=fences,
-        runtime_events=_events(config, context),
-        write_events=_writes(context),
+        runtime_events=_runtime_events(config, context),
+        write_events=_write_events(context),
         partitions=partitions,
         partition_kind=kind,
         device_plugins=device_plugin_registry_of(config, context),
@@ -158,13 +158,13 @@ def _ports(
     )
 
 
-def _events(config: Config, context: NodeContext) -> ContainerdEvents:
+def _runtime_events(config: Config, context: NodeContext) -> ContainerdEvents:
     events = ContainerdEvents(str(config.runtime))
     events.timeout = lambda: context.options.call_timeout
     return events
 
 
-def _writes(context: NodeContext) -> WriteEvents | None:
+def _write_events(context: NodeContext) -> WriteEvents | None:
     """Watch the writes to cpusets, if the kernel reports them."""
     root = getattr(context.cpuset_writer.cgroups, "root", None)
     if not isinstance(root, Path):
@@ -199,7 +199,7 @@ def _partitions(
     return open_partitions(cgroups), requested
 
 
-def _places(
+def _group_locator(
     config: Config, cgroups: Cgroups, quotas: CpuGroups | None, memory: KernelMemory | None
 ) -> GroupLocator | None:
     """Make the locator of a container's group, which uses the runtime's answer."""
@@ -308,7 +308,7 @@ def options_of(config: Config) -> ExecutorOptions:
     )
 
 
-def _devices(config: Config, context: NodeContext) -> DeviceLocator:
+def _device_locator(config: Config, context: NodeContext) -> DeviceLocator:
     """Return the source of devices' NUMA nodes: sysfs."""
     return SysfsDevices(
         config.sysfs_root, procfs_root=config.procfs_root, report_problem=context.telemetry.problem
@@ -323,14 +323,14 @@ def _machine_events(context: NodeContext) -> MachineEvents | None:
     return events
 
 
-def _displaced(config: Config, cgroups: Cgroups) -> DisplacedTasks | None:
+def _displaced_tasks(config: Config, cgroups: Cgroups) -> DisplacedTasks | None:
     """Make the part that moves displaced tasks back into their groups (cgroup v1)."""
     if cgroups.version != 1 or not isinstance(cgroups, KernelCgroups):
         return None
     return KernelDisplacedTasks(cgroups.root, config.procfs_root)
 
 
-def _changed(config: Config, known: Machine) -> Machine | None:
+def _changed_machine(config: Config, known: Machine) -> Machine | None:
     """Read the machine again if its CPUs or its memory changed."""
     try:
         if is_machine_unchanged(known, config.sysfs_root):

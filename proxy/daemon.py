@@ -63,12 +63,12 @@ SETTLE_LIMIT_S = 3.0
 """Seconds that a stop may take to send the runtime the CPUs that BE (best effort) containers got back."""
 DRAIN_GRACE_S = 0.2
 """Seconds after ``drainTimeout`` for the last connections to be closed."""
-QUIET_S, GOAWAY_S = 5.0, 1.0
+QUIET_WAIT_S, GOAWAY_S = 5.0, 1.0
 """Seconds to wait, before a successor takes over, for a moment without calls that place containers; and
 seconds for clients to learn that they must connect again."""
-PLACING_S = 5.0
+PLACING_CALLS_S = 5.0
 """The most seconds (or ``drainTimeout``) for placing calls to end; new calls wait until then."""
-REPLACED_S = 900.0
+RELAY_AFTER_REPLACED_S = 900.0
 """Seconds for which other calls may continue in a daemon that has been replaced."""
 STOP_S = 4.0
 """Seconds that the shutdown may take after ``drainTimeout``, whatever hangs."""
@@ -76,7 +76,7 @@ STOP_S = 4.0
 
 SERVER_S, SUPPRESSION_S, HOOKS_S = 1.0, 5.2, 10.0
 """The most seconds for each server, BE suppression and hooks to stop; fewer if less time is left."""
-EXECUTOR_S, PARTS_S = 1.5, 1.2
+EXECUTOR_S, WORKERS_S = 1.5, 1.2
 """The least seconds that are kept for closing the executor and the other workers."""
 
 
@@ -109,7 +109,7 @@ class Daemon:
         self._telemetry: Telemetry | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: Listener | None = None
-        self._state: StateDirectory | None = None
+        self._state_directory: StateDirectory | None = None
         self._acceptor: Acceptor | None = None
         self._admin: AdminServer | None = None
         self.executor: NodeExecutor | None = None
@@ -161,20 +161,20 @@ class Daemon:
             self._acceptor = Acceptor(str(config.runtime), _RelayOnly(), (), report=report, resolved=resolved)
         else:
             self._acceptor = await self._build_node(machine, telemetry)
-        self.reload = self._reloading(machine, telemetry)
+        self.reload = self._build_reload(machine, telemetry)
         self.reload.notice([*early.notices, *exposed(config)])
         memory_trim.freeze_modules()
         await self._acceptor.start(self._listener.socket)
         await self._start_admin()
-        self._task(self._keep_socket_mode)
+        self._run_in_background(self._keep_socket_mode)
         health = None if self.executor is None else self.executor.health
-        self._task(lambda: ping_watchdog(self._notifier, health, self._status))
-        self._task(self._reload_on_request)
-        self._task(self._watch_endpoint)
+        self._run_in_background(lambda: ping_watchdog(self._notifier, health, self._status))
+        self._run_in_background(self._reload_on_request)
+        self._run_in_background(self._watch_endpoint)
         if self.executor is not None:
-            self._task(self._client_watch(self.executor, self._acceptor).run)
-            self._task(self.executor.health.run)
-            self._task(partial(stay_small, self.executor))
+            self._run_in_background(self._client_watch(self.executor, self._acceptor).run)
+            self._run_in_background(self.executor.health.run)
+            self._run_in_background(partial(stay_small, self.executor))
         self._notifier.ready(self._status())
         telemetry.event("listening", path=self._listener.path, runtime=config.runtime, mode=config.mode)
 
@@ -184,7 +184,7 @@ class Daemon:
         from proxy.state_directory import StateDirectory
 
         config = self.config
-        self._state = state = StateDirectory(config.state_dir, machine.fingerprint)
+        self._state_directory = state = StateDirectory(config.state_dir, machine.fingerprint)
         entries = state.entries
         self.executor = executor = executor_of(
             config,
@@ -207,19 +207,19 @@ class Daemon:
         await TimeSlices().through(executor.recovery.recovering(entries))
         if not config.hooks.owned_cpus:
             executor.overrides.withdraw_extra_cpus()
-        self._task(self.reconciler.run)
-        self._task(self._runtime_sync.run)
-        self._task(self.executor.unit_properties.run)
+        self._run_in_background(self.reconciler.run)
+        self._run_in_background(self._runtime_sync.run)
+        self._run_in_background(self.executor.unit_properties.run)
         self._start_suppression(config, entries.get(SUPPRESSION_RECORD))
         self._release = LazyRelease(config, executor, lambda: self._suppression)
         self._release.recover(entries)
         self._staging = LazyStaging(executor)
-        self._task(self._staging.run)
+        self._run_in_background(self._staging.run)
         self._flow = flow = CriCallFlow(executor)
         if config.mode is NodeMode.ENFORCE:
             self._start_hooks()
         if config.pod_resources.serve is not None:
-            self._task(self._serve_pod_resources)
+            self._run_in_background(self._serve_pod_resources)
         if config.device_plugins.enabled:
             self._serve_device_plugins()
         return Acceptor(
@@ -255,7 +255,7 @@ class Daemon:
 
         assert self.executor is not None
         self._device_plugins = device_plugins_of(self.config, self.executor)
-        self._task(self._device_plugins.run)
+        self._run_in_background(self._device_plugins.run)
 
     def _start_suppression(self, config: Config, record: Mapping[str, Any] | None = None) -> None:
         """Begin BE suppression, if it is configured or an earlier run has left limits."""
@@ -264,7 +264,7 @@ class Daemon:
         assert self.executor is not None
         self._suppression = suppression_of(config, self.executor, record)
         if self._suppression is not None:
-            self._task(self._suppression.run)
+            self._run_in_background(self._suppression.run)
 
     def _start_hooks(self) -> None:
         """Call hooks from now on, if they are configured; none are called for observed pods."""
@@ -279,10 +279,10 @@ class Daemon:
         self.hooks = DaemonHooks(config.hooks, executor, self._flow, marks)
         if self.pages is not None:
             self.pages.show_hooks(self.hooks)
-        self._task(self.hooks.run)
-        self._task(self.hooks.serve)
+        self._run_in_background(self.hooks.run)
+        self._run_in_background(self.hooks.serve)
 
-    def _reloading(self, machine: Machine, telemetry: Telemetry) -> Reload:
+    def _build_reload(self, machine: Machine, telemetry: Telemetry) -> Reload:
         steps, executor = common_steps(), self.executor
         if executor is None:
             return Reload(self._config, steps, lambda: machine, telemetry, self._notifier)
@@ -360,7 +360,7 @@ class Daemon:
             self._reload_wanted.clear()
             await self.reload.run("SIGHUP")
 
-    def _task(self, begin: Callable[[], Awaitable[None]]) -> None:
+    def _run_in_background(self, begin: Callable[[], Awaitable[None]]) -> None:
         """Run a coroutine as long as the daemon runs; a failure of it does not end the daemon."""
         self._tasks.append(asyncio.get_running_loop().create_task(run_with_restarts(begin, self._restarted)))
 
@@ -410,17 +410,17 @@ class Daemon:
         assert successor is not None
         assert self._acceptor is not None
         assert self._listener is not None
-        await wait_quiet(lambda: self._is_busy() and not is_stopping(), QUIET_S)
+        await wait_quiet(lambda: self._is_busy() and not is_stopping(), QUIET_WAIT_S)
         if self.replacement.discard_ended() or is_stopping():
             return False
         clock = asyncio.get_running_loop().time
         began = clock()
         await self._acceptor.retire(GOAWAY_S)
-        await wait_quiet(self._acceptor.is_placing, min(self.config.drain_timeout, PLACING_S))
+        await wait_quiet(self._acceptor.is_placing, min(self.config.drain_timeout, PLACING_CALLS_S))
         quiet = await wait_quiet(self._is_busy, GOAWAY_S)
         if is_stopping():
             return False
-        relayed = self._relayed(successor)
+        relayed = self._stop_deciding(successor)
         for task in self._tasks:
             task.cancel()
         self._listener.hand_over()
@@ -432,7 +432,7 @@ class Daemon:
             self._telemetry.event("replaced", pid=successor.pid, seconds=f"{clock() - began:.3f}")
         return True
 
-    def _relayed(self, successor: Successor) -> list[RelayedCall]:
+    def _stop_deciding(self, successor: Successor) -> list[RelayedCall]:
         """Stop deciding; return the calls whose ends the successor has to know."""
         if self._flow is None or self._acceptor is None or self._call_tracker is None:
             return []
@@ -446,7 +446,7 @@ class Daemon:
         assert self._acceptor is not None
         return self._acceptor.is_placing() or bool(self.executor and self.executor.state.inflight.calls)
 
-    async def finish_calls(self, limit_s: float = REPLACED_S) -> None:
+    async def finish_calls(self, limit_s: float = RELAY_AFTER_REPLACED_S) -> None:
         """Relay the calls in flight to their end, and the reports about calls of an earlier daemon."""
         if self._acceptor is not None:
             with contextlib.suppress(TimeoutError):
@@ -511,7 +511,7 @@ class Daemon:
                     await ending.step(
                         "update the runtime", self._runtime_sync.finish(SETTLE_LIMIT_S), max_seconds
                     )
-            limit = max(EXECUTOR_S, min(CLOSE_S, ending.remaining() - PARTS_S))
+            limit = max(EXECUTOR_S, min(CLOSE_S, ending.remaining() - WORKERS_S))
             await self.executor.close(limit, handing_over=handing_over)
             parts = (
                 self.reconciler,
@@ -523,9 +523,9 @@ class Daemon:
                 self._staging,
             )
             closing = (asyncio.to_thread(part.close) for part in (*parts, self.executor.runtime) if part)
-            await ending.step("end the workers", asyncio.gather(*closing), PARTS_S, min_seconds=PARTS_S)
-        if self._state is not None:
-            self._state.close()
+            await ending.step("end the workers", asyncio.gather(*closing), WORKERS_S, min_seconds=WORKERS_S)
+        if self._state_directory is not None:
+            self._state_directory.close()
         if self._listener is not None:
             self._listener.close()
         if self._predecessor is not None and not handing_over:

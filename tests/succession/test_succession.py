@@ -219,9 +219,9 @@ def test_a_call_held_during_a_replacement_is_refused_and_never_forwarded(
         def follow(self) -> None:
             pass
 
-    monkeypatch.setattr("proxy.daemon.QUIET_S", 0.1)
+    monkeypatch.setattr("proxy.daemon.QUIET_WAIT_S", 0.1)
     monkeypatch.setattr("proxy.daemon.GOAWAY_S", 0.1)
-    monkeypatch.setattr("proxy.daemon.PLACING_S", placing_s)
+    monkeypatch.setattr("proxy.daemon.PLACING_CALLS_S", placing_s)
     with temporary_node() as node:
         daemon = node.daemon(f"drainTimeout: {drain}\ncallTimeout: 1s")
 
