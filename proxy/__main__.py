@@ -22,13 +22,13 @@ def main() -> NoReturn:
         if os.environ.get("TOPOPROXY_SUCCEEDS") and os.fork():  # see proxy.succession.successor
             os._exit(0)
     if not {"agent", "scheduler-extender"} & set(sys.argv[1:2]):  # these two connect to the API server
-        memory_trim.without_tls()
-    from proxy.cli.main import command_line
+        memory_trim.block_tls_imports()
+    from proxy.cli.main import run_command_line
 
-    end = command_line()
+    end = run_command_line()
     if isinstance(end, int):
         sys.exit(end)
-    del command_line
+    del run_command_line
     from proxy.early_socket import block_signals, open_socket
     from proxy.model.errors import TopoproxyError
     from proxy.standard_streams import report
@@ -42,11 +42,11 @@ def main() -> NoReturn:
     import proxy.relay.huffman  # noqa: F401  it reads tables of a module that is dropped below
 
     memory_trim.drop_start_only_modules()
-    memory_trim.one_arena()
-    memory_trim.without_python_messages()
-    from proxy.process import run_to_end
+    memory_trim.use_one_arena()
+    memory_trim.block_python_protobuf()
+    from proxy.process import run_and_report
 
-    sys.exit(run_to_end(end, early))
+    sys.exit(run_and_report(end, early))
 
 
 if __name__ == "__main__":

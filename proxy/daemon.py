@@ -25,7 +25,7 @@ from proxy.executor.shutdown import CLOSE_S, ShutdownTime
 from proxy.frontends.cri.acceptor import Acceptor
 from proxy.model.mode import NodeMode
 from proxy.notify import SystemdNotifier
-from proxy.process_upkeep import ping_watchdog, stay_small
+from proxy.process_upkeep import keep_memory_small, ping_watchdog
 from proxy.release.on_demand import LazyRelease
 from proxy.reload.service import Reload
 from proxy.reload.steps import (
@@ -174,7 +174,7 @@ class Daemon:
         if self.executor is not None:
             self._run_in_background(self._client_watch(self.executor, self._acceptor).run)
             self._run_in_background(self.executor.health.run)
-            self._run_in_background(partial(stay_small, self.executor))
+            self._run_in_background(partial(keep_memory_small, self.executor))
         self._notifier.ready(self._status())
         telemetry.event("listening", path=self._listener.path, runtime=config.runtime, mode=config.mode)
 

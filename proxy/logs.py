@@ -7,7 +7,7 @@ own daemons write. Under systemd each line starts with its priority
 
 Messages are constant texts. Varying facts go into keywords; they are quoted, and never used as a format.
 Values of local variables are never printed, because they may hold the environment of a container. Texts in a
-line may come from the author of a pod, so no line is longer than ``LINE`` bytes. The exception is the stack
+line may come from the author of a pod, so no line is longer than ``LINE_BYTES``. The exception is the stack
 trace of a fault in a JSON line, which has its own limit.
 
 loguru is imported when the first record is written: the import takes 50 ms, and should delay neither the
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from proxy.telemetry.port import Telemetry
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-QUIET_SECONDS = 60.0
-REPEAT_LIMIT = 1024
-LINE = MESSAGE
+REPEAT_INTERVAL_S = 60.0
+REPEATED_KEYS_LIMIT = 1024
+LINE_BYTES = MESSAGE
 """The most bytes of a line."""
 LONGEST_TRACE = 16_000
 """The most characters of a stack trace."""
 PART_LENGTH = 400
 """Characters that are written at once: at most 4096 bytes in any encoding, even if escaped."""
-_KEPT = 200
+_RESERVED_BYTES = 200
 """Bytes of a JSON line that are kept for the values that come last."""
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
@@ -91,7 +91,7 @@ class Log:
         self._threshold = LEVELS[level]
         self._logger = None
         root = logging.getLogger()
-        root.handlers[:] = [_forwarder(self._open)]
+        root.handlers[:] = [_forwarder(self._loguru_logger)]
         root.setLevel(max(LEVELS[level], logging.WARNING))
 
     def change(self, level: str, fmt: str) -> None:
@@ -101,7 +101,7 @@ class Log:
         self._form, self._threshold = fmt, LEVELS[level]
         logging.getLogger().setLevel(max(LEVELS[level], logging.WARNING))
 
-    def _open(self) -> loguru.Logger:
+    def _loguru_logger(self) -> loguru.Logger:
         """Return loguru's logger, configured; the first call imports it."""
         if self._logger is not None:
             return self._logger
@@ -165,27 +165,27 @@ class Log:
         """
         now = self._clock()
         known = self._repeats.get(key)
-        if known is not None and now - known.since < QUIET_SECONDS:
+        if known is not None and now - known.since < REPEAT_INTERVAL_S:
             known.count += 1
             return
         if known is not None and known.count:
             context["repeated"] = known.count
         self._repeats[key] = _Repeat(now)
         self._repeats.move_to_end(key)
-        if len(self._repeats) > REPEAT_LIMIT:
+        if len(self._repeats) > REPEATED_KEYS_LIMIT:
             self._repeats.popitem(last=False)
         self._write(level, message, context)
 
     def write(self, level: str, message: str, keys: Mapping[str, object], above: int) -> None:
         """Write a record for a caller further up; see ``proxy.telemetry.port.Sink``."""
         if self.enabled(level):
-            self._open().opt(depth=1 + above).bind(**keys).log(level.upper(), message)
+            self._loguru_logger().opt(depth=1 + above).bind(**keys).log(level.upper(), message)
 
     def _write(self, level: str, message: str, context: dict[str, object], trace: bool = False) -> None:
         if LEVELS[level] < self._threshold:
             return
         # No arguments are passed, so loguru does not treat the message as a format.
-        self._open().opt(depth=2, exception=trace).bind(**context).log(level.upper(), message)
+        self._loguru_logger().opt(depth=2, exception=trace).bind(**context).log(level.upper(), message)
 
 
 log = Log()
@@ -298,15 +298,15 @@ def _json(record: loguru.Record) -> list[str]:
 
 def _fitted(entry: dict[str, object]) -> dict[str, object]:
     """Cut the values of a JSON object, the later ones first, until its line is short enough."""
-    if len(json.dumps(entry, default=str)) <= LINE:
+    if len(json.dumps(entry, default=str)) <= LINE_BYTES:
         return entry
     fitted: dict[str, object] = {}
-    room = LINE
+    room = LINE_BYTES
     for key, value in entry.items():
         size = len(json.dumps({key: value}, default=str))
-        if size > room - _KEPT:
+        if size > room - _RESERVED_BYTES:
             # A character takes up to six bytes in JSON, or twelve if it is beyond the first 65,536.
-            value = str(value)[: max(0, room - _KEPT - len(key)) // 12] + "..."
+            value = str(value)[: max(0, room - _RESERVED_BYTES - len(key)) // 12] + "..."
             size = len(json.dumps({key: value}))
         if size > room:
             break

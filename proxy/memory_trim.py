@@ -31,23 +31,23 @@ _START_ONLY = (
 )
 
 
-def without_tls() -> None:
+def block_tls_imports() -> None:
     """Keep asyncio and hashlib from loading OpenSSL; both are made to work without it.
 
-    Must be called before either is imported. A caller that needs TLS later calls ``allow_tls`` first.
+    Must be called before either is imported. A caller that needs TLS later calls ``allow_tls_imports`` first.
     """
     for name in _TLS:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None is how an import is barred
 
 
-def allow_tls() -> None:
+def allow_tls_imports() -> None:
     """Allow the import again: the next ``import ssl`` loads it."""
     for name in _TLS:
         if sys.modules.get(name, ...) is None:
             del sys.modules[name]
 
 
-def without_python_messages() -> None:
+def block_python_protobuf() -> None:
     """Keep protobuf from loading its implementation in Python, with the text format and the decoders.
 
     protobuf's ``descriptor_pool`` and ``builder`` always import it, but use it only if there is no upb. Must
@@ -78,7 +78,7 @@ def trim() -> None:
         return
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Return the resident memory of this process in bytes; 0 if the kernel does not report it."""
     try:
         with open("/proc/self/statm") as statm:  # noqa: PTH123  procfs, as it is
@@ -99,7 +99,7 @@ def _mallopt(*options: tuple[int, int]) -> bool:
     return all(accepted)
 
 
-def one_arena() -> bool:
+def use_one_arena() -> bool:
     """Make all threads share one malloc arena (glibc); call it before there are threads.
 
     Each thread would otherwise get an arena of its own, which never shrinks below what it once needed.
@@ -133,7 +133,7 @@ def freeze_modules() -> None:
     gc.freeze()
 
 
-def freeze() -> None:
+def collect_and_freeze() -> None:
     """Exclude the start-up's objects from garbage collection; call it once, when everything is running."""
     gc.collect()
     gc.freeze()

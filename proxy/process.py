@@ -18,14 +18,14 @@ from proxy.frontends.cri.relay_loop import RelayLoop
 from proxy.model.errors import TopoproxyError
 from proxy.standard_streams import report
 
-END_S, LAST_WORDS_S = 4.6, 0.3
+FORCED_EXIT_S, LAST_LOG_S = 4.6, 0.3
 """Seconds after ``drainTimeout`` at which the process ends, whatever hangs, and seconds for its last log
 message: five together."""
-OVERDUE = 1
+OVERDUE_EXIT_CODE = 1
 """The exit code in that case."""
 
 
-def _end_within(seconds: float) -> None:
+def _force_exit_after(seconds: float) -> None:
     """End the process in this many seconds, even if a thread or the end of the interpreter hangs."""
 
     def end() -> None:
@@ -33,8 +33,8 @@ def _end_within(seconds: float) -> None:
         # The log itself may hang.
         last = threading.Thread(target=_log_overdue, args=(seconds,), daemon=True)
         last.start()
-        last.join(LAST_WORDS_S)
-        os._exit(OVERDUE)
+        last.join(LAST_LOG_S)
+        os._exit(OVERDUE_EXIT_CODE)
 
     threading.Thread(target=end, name="end", daemon=True).start()
 
@@ -97,12 +97,12 @@ async def _serve(
     await asyncio.wait([remaining, stopped], return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _serving(config: Config, early: EarlySocket | None) -> None:
+async def _serve_config(config: Config, early: EarlySocket | None) -> None:
     daemon = Daemon(config, early=early)
     predecessor = None if early is None else early.predecessor
     await _serve(
         daemon,
-        lambda: _end_within(daemon.config.drain_timeout + END_S),
+        lambda: _force_exit_after(daemon.config.drain_timeout + FORCED_EXIT_S),
         predecessor.serving if predecessor is not None else lambda: None,
     )
 
@@ -126,11 +126,11 @@ def run(config: Config, early: EarlySocket | None = None) -> int:
 
         early.predecessor.wait_for_turn()
     with asyncio.Runner(loop_factory=RelayLoop) as runner:
-        runner.run(_serving(config, early))
+        runner.run(_serve_config(config, early))
     return 0
 
 
-def run_to_end(config: Config, early: EarlySocket | None = None) -> int:
+def run_and_report(config: Config, early: EarlySocket | None = None) -> int:
     """Serve; report the error that ends the daemon, and return an exit code.
 
     Args:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 SETTLED_S = 0.2
 """Seconds after the first reconcile until its memory is freed."""
-SOON_S, LATER_S = 0.3, 1.0
+EARLY_CHECK_S, CHECK_S = 0.3, 1.0
 """Seconds between two checks whether memory can be returned to the kernel: at first, and later."""
-SOON_CHECKS = 6
+EARLY_CHECKS = 6
 GROWN_BYTES = 8 << 20
 """Memory is returned to the kernel if it has grown by this much since the last time."""
 
@@ -51,21 +51,22 @@ async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status
         await asyncio.sleep(notifier.ping_interval_s)
 
 
-async def stay_small(executor: NodeContext) -> None:
+async def keep_memory_small(executor: NodeContext) -> None:
     """Free the memory of the start and the first reconcile; later, that of reconciles and messages."""
     await executor.reconciled.wait()
     await asyncio.sleep(SETTLED_S)
-    memory_trim.freeze()
+    memory_trim.collect_and_freeze()
 
-    telemetry, seen, begin, kept = executor.telemetry, (-1, -1), SOON_CHECKS, memory_trim.resident()
+    telemetry, seen, kept = executor.telemetry, (-1, -1), memory_trim.resident_bytes()
+    early_checks_left = EARLY_CHECKS
     again = False
     while True:
         now = telemetry.value(RECONCILES), telemetry.value(RUNTIME_EVENT_STREAMS)
-        grown = memory_trim.resident() > kept + GROWN_BYTES
+        grown = memory_trim.resident_bytes() > kept + GROWN_BYTES
         if now != seen or grown or again:
             await asyncio.to_thread(memory_trim.trim)
             await asyncio.to_thread(memory_trim.drop_clean_pages)
-            seen, kept = now, memory_trim.resident()
+            seen, kept = now, memory_trim.resident_bytes()
         again = grown  # the message that needed the memory may not have been sent yet
-        await asyncio.sleep(SOON_S if begin > 0 else LATER_S)
-        begin -= 1
+        await asyncio.sleep(EARLY_CHECK_S if early_checks_left > 0 else CHECK_S)
+        early_checks_left -= 1

@@ -17,7 +17,7 @@ from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError
 from proxy.sockets.instance_lock import InstanceLock
 
-NO_ROOM = (errno.EROFS, *FULL)
+UNWRITABLE_ERRNOS = (errno.EROFS, *FULL)
 """Errors for which a lock cannot be taken although the state directory is configured correctly."""
 NOT_KEPT = "placements are not kept (a restart queries the runtime)"
 
@@ -48,7 +48,7 @@ class StateDirectory:
         try:
             self._lock = _locked(path)
         except CannotCreateError as error:
-            if getattr(error.__cause__, "errno", None) not in NO_ROOM:
+            if getattr(error.__cause__, "errno", None) not in UNWRITABLE_ERRNOS:
                 raise
             self.notes = [f"{error}: {NOT_KEPT}"]
             return

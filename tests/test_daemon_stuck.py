@@ -48,7 +48,7 @@ parts = dict(machine=regular_machine(2, 1, 4, 2), cgroups=FakeCgroups.open(root 
 process.Daemon = functools.partial(daemon.Daemon, **parts)
 config = parse(sys.argv[2], "test")
 {more}
-sys.exit(process.run_to_end(config))
+sys.exit(process.run_and_report(config))
 """
 CONFIG = """
 listen: unix://{0}/cri.sock

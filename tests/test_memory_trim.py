@@ -24,14 +24,14 @@ def run(code: str) -> str:
 def test_nothing_here_loads_openssl() -> None:
     code = """
 from proxy import memory_trim
-memory_trim.without_tls()
+memory_trim.block_tls_imports()
 import proxy.daemon, proxy.frontends.cri.call, proxy.backends.runtime.client, sys, asyncio, hashlib
 assert sys.modules["ssl"] is None and sys.modules["_hashlib"] is None
 assert hashlib.sha256(b"").hexdigest().startswith("e3b0c442")
-memory_trim.allow_tls()
+memory_trim.allow_tls_imports()
 import ssl
 assert ssl.OPENSSL_VERSION
-memory_trim.allow_tls()
+memory_trim.allow_tls_imports()
 assert sys.modules["ssl"] is ssl
 """
     run(code)
@@ -40,9 +40,9 @@ assert sys.modules["ssl"] is ssl
 def test_modules_needed_only_at_the_start_are_unloaded() -> None:
     code = """
 import sys
-from proxy.cli.main import command_line
-config = command_line(["serve"])
-del command_line
+from proxy.cli.main import run_command_line
+config = run_command_line(["serve"])
+del run_command_line
 from proxy import memory_trim
 memory_trim.drop_start_only_modules()
 assert not [m for m in sys.modules if m.startswith(("click", "yaml", "proxy.cli"))]
@@ -57,7 +57,7 @@ def test_protobuf_works_without_its_implementation_in_python() -> None:
     code = """
 import sys
 from proxy import memory_trim
-memory_trim.without_python_messages()
+memory_trim.block_python_protobuf()
 from google.protobuf.internal import api_implementation
 from proxy.api.cri import api_pb2 as pb
 from proxy.api.containerd import containerd_events_pb2 as events
@@ -84,7 +84,7 @@ import ctypes, grpc
 from proxy import memory_trim
 def file_pages():
     return int(open("/proc/self/statm").read().split()[2]) * 4096
-assert memory_trim.one_arena()
+assert memory_trim.use_one_arena()
 before = file_pages()
 assert memory_trim.drop_clean_pages() > 1 << 20
 assert file_pages() < before - (1 << 20), (before, file_pages())
@@ -106,14 +106,14 @@ def test_malloc_is_configured_on_glibc() -> None:
 def test_malloc_without_glibc_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert memory_trim.keep_large_blocks() is False
-    assert memory_trim.one_arena() is False
+    assert memory_trim.use_one_arena() is False
     memory_trim.trim()
 
 
 def test_freezing_takes_objects_out_of_the_collection() -> None:
     before = gc.get_freeze_count()
     try:
-        memory_trim.freeze()
+        memory_trim.collect_and_freeze()
         assert gc.get_freeze_count() > before
     finally:
         gc.unfreeze()
@@ -121,4 +121,4 @@ def test_freezing_takes_objects_out_of_the_collection() -> None:
 
 def test_resident_memory_matches_the_kernels_value() -> None:
     kilobytes = Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0]
-    assert 0.8 < memory_trim.resident() / (int(kilobytes) * 1024) < 1.25
+    assert 0.8 < memory_trim.resident_bytes() / (int(kilobytes) * 1024) < 1.25

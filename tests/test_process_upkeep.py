@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from proxy import memory_trim, process_upkeep
-from proxy.process_upkeep import GROWN_BYTES, ping_watchdog, stay_small
+from proxy.process_upkeep import GROWN_BYTES, keep_memory_small, ping_watchdog
 from proxy.telemetry.metrics import RECONCILES
 from tests.testkit.captured_log import telemetry
 from tests.testkit.waiting import until
@@ -76,20 +76,20 @@ def test_memory_is_released_after_a_reconcile_and_after_growth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trimmed: list[str] = []
-    monkeypatch.setattr(memory_trim, "freeze", lambda: trimmed.append("freeze"))
+    monkeypatch.setattr(memory_trim, "collect_and_freeze", lambda: trimmed.append("freeze"))
     monkeypatch.setattr(memory_trim, "trim", lambda: trimmed.append("trim"))
     monkeypatch.setattr(memory_trim, "drop_clean_pages", lambda: trimmed.append("pages"))
-    for name in ("SETTLED_S", "SOON_S", "LATER_S"):
+    for name in ("SETTLED_S", "EARLY_CHECK_S", "CHECK_S"):
         monkeypatch.setattr(process_upkeep, name, 0.0)
 
     resident = 36 << 20
-    monkeypatch.setattr(memory_trim, "resident", lambda: resident)
+    monkeypatch.setattr(memory_trim, "resident_bytes", lambda: resident)
 
     async def scenario() -> None:
         nonlocal resident
         port, reconciled = telemetry(), asyncio.Event()
         executor: Any = SimpleNamespace(reconciled=reconciled, telemetry=port)
-        task = asyncio.create_task(stay_small(executor))
+        task = asyncio.create_task(keep_memory_small(executor))
         await asyncio.sleep(0.05)
         assert trimmed == [], "the first comparison is not done"
         reconciled.set()

@@ -162,7 +162,7 @@ def cli() -> None:
     """  # noqa: D301 - click wants the real backspace
 
 
-def command_line(args: Sequence[str] | None = None) -> int | Config:
+def run_command_line(args: Sequence[str] | None = None) -> int | Config:
     """Run a command.
 
     Args:
@@ -216,9 +216,9 @@ def _is_unwritable(error: Exception) -> TypeGuard[OSError]:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run a command, including the daemon, in this process, and end the process."""
-    end = command_line(args)
+    end = run_command_line(args)
     if not isinstance(end, int):
-        from proxy.process import run_to_end
+        from proxy.process import run_and_report
 
-        end = run_to_end(end)
+        end = run_and_report(end)
     sys.exit(end)

@@ -21,7 +21,7 @@ def exposed(config: Config) -> list[str]:
         starts with the key and ends with the remedy. A file that cannot be examined is left out, because the
         code that reads it reports the error.
     """
-    trust, kubelet = TrustCheck(), config.kubelet
+    permissions, kubelet = TrustCheck(), config.kubelet
     secret = {"kubelet.tokenFile": kubelet.token_file, "kubelet.keyFile": kubelet.key_file}
     if kubelet.key_file is None:
         secret["kubelet.certFile"] = kubelet.cert_file
@@ -35,16 +35,16 @@ def exposed(config: Config) -> list[str]:
     for files, hidden in ((secret, True), (public, False)):
         for name, path in files.items():
             if path is not None:
-                for problem in _problems(trust, path, secret=hidden):
+                for problem in _problems(permissions, path, secret=hidden):
                     problem_of_key.setdefault(name, f"{name}: {problem}")
     return [*([config.cluster_fault] if config.cluster_fault else []), *problem_of_key.values()]
 
 
-def _problems(trust: TrustCheck, path: Path, *, secret: bool) -> Iterator[str]:
+def _problems(permissions: TrustCheck, path: Path, *, secret: bool) -> Iterator[str]:
     try:
         status = path.stat()
         problems = [reader_problem(path, status)] if secret else []
-        problems += [trust.path_problem(path, sticky=True), trust.writer_problem(path, status)]
+        problems += [permissions.path_problem(path, sticky=True), permissions.writer_problem(path, status)]
     except OSError:
         return
     yield from filter(None, problems)

@@ -209,8 +209,10 @@ def untrusted(path: Path | None = None) -> str:
 
 def _untrusted(file: Path, descriptor: int) -> str:
     """Check the directories of the path, and the file that was opened."""
-    trust = TrustCheck()
-    return trust.path_problem(file, sticky=True) or trust.writer_problem(file, os.fstat(descriptor))
+    permissions = TrustCheck()
+    return permissions.path_problem(file, sticky=True) or permissions.writer_problem(
+        file, os.fstat(descriptor)
+    )
 
 
 def parse(text: str, source: str) -> Config:

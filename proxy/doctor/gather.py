@@ -425,11 +425,11 @@ def _ledger(path: Path, machine: Machine) -> str:
 
 
 def _sockets(config: Config) -> Iterator[SocketFacts]:
-    trust = TrustCheck()
+    permissions = TrustCheck()
     for path in (config.listen, config.admin_path):
         try:
             status = path.stat()
-            problem = trust.path_problem(path, sticky=True) or trust.owner_problem(path, status)
+            problem = permissions.path_problem(path, sticky=True) or permissions.owner_problem(path, status)
         except OSError:
             continue  # the daemon does not run
         if not problem and status.st_mode & stat.S_IWOTH:  # the group is that of the runtime's socket

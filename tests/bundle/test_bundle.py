@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from proxy.backends.ledger import format as fmt
 from proxy.bundle import sources
 from proxy.bundle.sources import pack
-from proxy.cli.main import cli, command_line
+from proxy.cli.main import cli, run_command_line
 from proxy.topology.reader import read_machine
 from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
@@ -267,9 +267,9 @@ def test_the_file_is_private_and_replaces_no_other(config: Path, tmp_path: Path)
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "b.tar.gz").stat().st_mode) == 0o600
     data = (tmp_path / "b.tar.gz").read_bytes()
-    assert command_line(["bundle", str(tmp_path / "b.tar.gz"), "--config", str(config)]) == 73
+    assert run_command_line(["bundle", str(tmp_path / "b.tar.gz"), "--config", str(config)]) == 73
     assert (tmp_path / "b.tar.gz").read_bytes() == data
-    assert command_line(["bundle", str(tmp_path / "no/b.tar.gz"), "--config", str(config)]) == 73
+    assert run_command_line(["bundle", str(tmp_path / "no/b.tar.gz"), "--config", str(config)]) == 73
     assert not list(tmp_path.glob(".b.tar.gz*"))
 
 
@@ -286,5 +286,5 @@ def test_a_bundle_needs_the_name_of_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert command_line(["bundle", name]) == 2
+    assert run_command_line(["bundle", name]) == 2
     assert list(tmp_path.iterdir()) == []

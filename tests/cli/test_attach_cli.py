@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from proxy.cli.main import cli, command_line
+from proxy.cli.main import cli, run_command_line
 from proxy.model.errors import PermissionDeniedError
 from tests.attach.conftest import CONFIG, OURS, RUNTIME, UNIT, FakeNode
 from tests.attach.conftest import fake as fake
@@ -71,7 +71,7 @@ def test_the_help_imports_few_modules(name: str) -> None:
     reported = subprocess.run(args, capture_output=True, text=True, check=True).stdout
     for module in ("asyncio", "grpc", "proxy.attach", "subprocess"):
         assert f"'{module}'" not in reported
-    assert command_line([name, "--timeout", "0"]) == 2
+    assert run_command_line([name, "--timeout", "0"]) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.cli.hooks import file_commands
-from proxy.cli.main import command_line
+from proxy.cli.main import run_command_line
 
 TEMPLATE = "API_VERSION = 1\n"
 
@@ -40,7 +40,7 @@ class Node:
     def run(self, *args: object, config: bool = True) -> tuple[int, str]:
         """Run a command; returns its exit code and its output."""
         more = ["--config", str(self.config)] if config else []
-        code = command_line(["hooks", *map(str, args), *more])
+        code = run_command_line(["hooks", *map(str, args), *more])
         assert isinstance(code, int)
         reported = self.capsys.readouterr()
         return code, reported.out + reported.err
@@ -75,7 +75,7 @@ def test_a_new_hook_is_a_copy_of_the_template_writable_by_its_owner(node: Node) 
 
 def test_a_new_hook_is_configured_under_its_own_name(tmp_path: Path) -> None:
     """The template is the shipped one."""
-    assert command_line(["hooks", "new", "50-mine", "--directory", str(tmp_path)]) == 0
+    assert run_command_line(["hooks", "new", "50-mine", "--directory", str(tmp_path)]) == 0
     text = (tmp_path / "50-mine.py").read_text()
     assert "\n        50-mine:\n" in text
     assert "00-template" not in text
@@ -85,7 +85,7 @@ def test_a_new_hook_is_configured_under_its_own_name(tmp_path: Path) -> None:
 def test_a_relative_place_in_a_directory_that_was_removed_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert command_line(["hooks", "new", "50-mine", "--directory", "d"]) == 2
+    assert run_command_line(["hooks", "new", "50-mine", "--directory", "d"]) == 2
     error = "topoproxy: cannot use --directory d: the current directory was removed\n"
     assert capsys.readouterr().err == error
 

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.cli.hooks import file_commands
 from proxy.cli.hooks.list_command import span
-from proxy.cli.main import command_line
+from proxy.cli.main import run_command_line
 
 Run = Callable[..., tuple[int, str, str]]
 GOOD = """
@@ -78,7 +78,7 @@ NAME      STATE    POLICY  TIMEOUT  CALLS  FAILED  P50    MAX     POINTS
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def run_command(*message: object) -> tuple[int, str, str]:
-        code = command_line(list(map(str, message)))
+        code = run_command_line(list(map(str, message)))
         output = capsys.readouterr()
         assert isinstance(code, int)
         return code, output.out, output.err

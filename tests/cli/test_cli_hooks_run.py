@@ -14,7 +14,7 @@ import pytest
 
 import proxy
 from proxy.cli.hooks import file_commands
-from proxy.cli.main import command_line
+from proxy.cli.main import run_command_line
 
 Run = Callable[..., tuple[int, str, str]]
 PINNED = """
@@ -66,7 +66,7 @@ BROKEN = "API_VERSION = 1\ndef pre_create_container(event):\n    return 1 / 0\n"
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def run_command(*args: object) -> tuple[int, str, str]:
-        code = command_line(["hooks", *map(str, args)])
+        code = run_command_line(["hooks", *map(str, args)])
         reported = capsys.readouterr()
         assert isinstance(code, int)
         return code, reported.out, reported.err

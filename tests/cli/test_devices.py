@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.api.kubelet import podresources_pb2 as pb
-from proxy.cli.main import cli, command_line
+from proxy.cli.main import cli, run_command_line
 from proxy.demo.client import DemoPod
 from proxy.engine.node_events import DevicesChanged
 from proxy.model.errors import InputError
@@ -320,7 +320,7 @@ def test_the_page_has_the_output_of_the_command(node: DaemonNode, kubelet: Kubel
 
 
 def test_an_empty_name_is_refused(capsys: pytest.CaptureFixture) -> None:
-    assert command_line(["devices", ""]) == 2
+    assert run_command_line(["devices", ""]) == 2
     assert capsys.readouterr().err == "topoproxy: cannot show a device without a name\n"
 
 
@@ -328,7 +328,7 @@ def test_an_empty_name_is_refused(capsys: pytest.CaptureFixture) -> None:
 def test_a_relative_sysfs_in_a_directory_that_was_removed_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command_line(["devices", "--sysfs-root", "sys"]) == 2
+    assert run_command_line(["devices", "--sysfs-root", "sys"]) == 2
     error = "topoproxy: cannot use --sysfs-root sys: the current directory was removed\n"
     assert capsys.readouterr().err == error
-    assert command_line(["devices", "--sysfs-root", str(write_machine(tmp_path))]) == 0
+    assert run_command_line(["devices", "--sysfs-root", str(write_machine(tmp_path))]) == 0

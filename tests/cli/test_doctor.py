@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from proxy.cli.main import cli, command_line
+from proxy.cli.main import cli, run_command_line
 from proxy.doctor.checks import CHECKS
 from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
@@ -83,7 +83,7 @@ def test_an_invalid_configuration_is_a_finding(config: Path) -> None:
 def test_a_check_that_does_not_exist_is_a_wrong_command_line(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command_line(["doctor", "--config", str(config), "--ignore", "everything"]) == 2
+    assert run_command_line(["doctor", "--config", str(config), "--ignore", "everything"]) == 2
     assert (
         "cannot ignore everything: there is no such check (there are: configuration"
         in capsys.readouterr().err

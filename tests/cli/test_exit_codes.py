@@ -10,7 +10,7 @@ import click
 import pytest
 
 from proxy.cli.exit_codes import ALL, EXIT_CODES, PAGE, codes_of, table
-from proxy.cli.main import EX_IOERR, cli, command_line
+from proxy.cli.main import EX_IOERR, cli, run_command_line
 from proxy.model import errors
 from proxy.model.errors import TopoproxyError
 from tests.testkit.commands import commands
@@ -37,7 +37,7 @@ def those_with(code: int) -> list[str]:
 
 
 def end(command: str, *args: str) -> int:
-    code = command_line([*command.split(), *ARGUMENTS.get(command, []), *args])
+    code = run_command_line([*command.split(), *ARGUMENTS.get(command, []), *args])
     assert isinstance(code, int)
     return code
 
@@ -95,7 +95,7 @@ def test_an_invalid_configuration_is_78(name: str, tmp_path: Path, monkeypatch: 
     (tmp_path / "c.yaml").write_text("mode: sometimes\n")
     (tmp_path / "pods.yaml").write_text("")
     if name == "upgrade":  # else it is a finding
-        assert command_line([name, "--describe", "--config", "c.yaml"]) == 78
+        assert run_command_line([name, "--describe", "--config", "c.yaml"]) == 78
     else:
         assert end(name, "--config", "c.yaml") == 78
 
@@ -147,13 +147,13 @@ def test_an_invalid_file_is_65(args: list[str], tmp_path: Path, monkeypatch: pyt
     (tmp_path / "m.json").write_text('{"schema": "machine-facts/1"}')
     (tmp_path / "pod.yaml").write_text("{kind: Pod, metadata: {name: a}, spec: {containers: [{name: a}]}}")
     (tmp_path / "50-a.py").write_text("this is no Python\n")
-    assert command_line(args) == 65
+    assert run_command_line(args) == 65
 
 
 def test_a_daemon_whose_machine_cannot_be_read_ends_with_65(tmp_path: Path) -> None:
-    from proxy.process import run_to_end
+    from proxy.process import run_and_report
 
-    config = command_line(
+    config = run_command_line(
         [
             "serve",
             "--sysfs-root",
@@ -165,4 +165,4 @@ def test_a_daemon_whose_machine_cannot_be_read_ends_with_65(tmp_path: Path) -> N
         ]
     )
     assert not isinstance(config, int)
-    assert run_to_end(config) == 65
+    assert run_and_report(config) == 65

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.main import command_line
+from proxy.cli.main import run_command_line
 
 CONTENTS = {
     "text": b"hello\n",
@@ -103,7 +103,7 @@ def test_garbage_is_refused_in_one_line(
     file = tmp_path / "garbage"
     file.write_bytes(CONTENTS[content])
     code, expected = EXPECTED[command]
-    assert command_line([*command, str(file)]) == code
+    assert run_command_line([*command, str(file)]) == code
     errors = capsys.readouterr().err
     assert errors.startswith(f"topoproxy: {expected[content].format(file=file)}"), errors
     assert errors.count("\n") == 1
@@ -130,7 +130,7 @@ def test_a_named_pipe_is_no_file(
     file = tmp_path / "10-pipe.py"
     os.mkfifo(file)
     code, expected = PIPES[command]
-    assert command_line([*command, str(file)]) == code
+    assert run_command_line([*command, str(file)]) == code
     assert capsys.readouterr().err == f"topoproxy: {expected.format(file=file)}: it is not a regular file\n"
 
 
@@ -142,7 +142,7 @@ def test_a_named_pipe_among_the_drop_ins_is_no_file(
     drop_in = tmp_path / "config.d/10-pipe.yaml"
     drop_in.parent.mkdir()
     os.mkfifo(drop_in)
-    assert command_line(["check-config", "--config", str(tmp_path / "c.yaml")]) == 78
+    assert run_command_line(["check-config", "--config", str(tmp_path / "c.yaml")]) == 78
     assert "config.d/10-pipe.yaml: it is not a regular file" in capsys.readouterr().err
 
 
@@ -171,7 +171,7 @@ def test_a_file_that_may_not_be_read_has_the_code_of_permissions(
         return opened(path, *args, **more)
 
     monkeypatch.setattr("proxy.open_file.os.open", denied)
-    assert command_line([*command, str(file)]) == 77
+    assert run_command_line([*command, str(file)]) == 77
     errors = capsys.readouterr().err
     assert errors.startswith("topoproxy: cannot read ")
     assert errors.endswith(f"{file}: Permission denied\n")
@@ -188,7 +188,7 @@ def test_a_directory_that_may_not_be_searched_is_not_taken_as_empty(
         return searched(path)
 
     monkeypatch.setattr("os.scandir", denied)
-    assert command_line(["simulate", str(tmp_path)]) == 77
+    assert run_command_line(["simulate", str(tmp_path)]) == 77
     assert capsys.readouterr().err == f"topoproxy: cannot read {tmp_path}: Permission denied\n"
 
 
@@ -198,10 +198,10 @@ def test_a_name_that_is_too_long_is_no_internal_error(
     monkeypatch.chdir(tmp_path)
     name = "a" * 300
     for command in ("simulate", "topology --machine", f"hooks run {HOOK} --event", "upgrade --check --from"):
-        assert command_line([*command.split(), name]) == 65
+        assert run_command_line([*command.split(), name]) == 65
         assert capsys.readouterr().err.endswith(f"{name}: File name too long\n")
     (tmp_path / "fleet.yaml").write_text("kind: Fleet\nnodes: [{}]\n")
-    assert command_line(["simulate", "--cluster", "fleet.yaml", "--svg", f"{name}/x.svg"]) == 73
+    assert run_command_line(["simulate", "--cluster", "fleet.yaml", "--svg", f"{name}/x.svg"]) == 73
     error = capsys.readouterr().err
     assert error == f"topoproxy: cannot write the picture {name}/x.svg: File name too long\n"
 
@@ -211,5 +211,5 @@ def test_a_closed_standard_input_is_no_internal_error(
 ) -> None:
     monkeypatch.setattr("sys.stdin", None)
     for command in (["simulate", "-"], ["hooks", "run", HOOK, "--event", "-"]):
-        assert command_line(command) == 65
+        assert run_command_line(command) == 65
         assert capsys.readouterr().err.endswith("standard input is closed\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli.main import command_line
+from proxy.cli.main import run_command_line
 from proxy.cli.observe import observe
 from proxy.model.errors import UnavailableError
 from tests.testkit.answers import check_answer
@@ -53,5 +53,5 @@ def test_the_page_shows_what_the_command_prints(serve_admin, monkeypatch: pytest
 def test_a_report_for_a_name_that_no_node_can_have_is_refused(
     name: str, capsys: pytest.CaptureFixture
 ) -> None:
-    assert command_line(["report", "--admin", "unix:///none/a", "--node", name]) == 2
+    assert run_command_line(["report", "--admin", "unix:///none/a", "--node", name]) == 2
     assert "--node" in capsys.readouterr().err

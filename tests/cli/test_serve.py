@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxy.cli.main import command_line
+from proxy.cli.main import run_command_line
 from proxy.config import Config
 from proxy.model.errors import LockedError
-from proxy.process import run_to_end
+from proxy.process import run_and_report
 
 if TYPE_CHECKING:
     import pytest
 
 
 def start(*args: object) -> object:
-    return command_line(["serve", *map(str, args)])
+    return run_command_line(["serve", *map(str, args)])
 
 
 def test_the_command_passes_the_configuration_to_the_daemon(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, end: object) -> int:
         return end
 
     monkeypatch.setattr("proxy.process.run", run)
-    return run_to_end(Config())
+    return run_and_report(Config())
 
 
 def test_a_daemon_that_cannot_start_reports_why(

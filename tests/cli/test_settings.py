@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from proxy.cli.main import command_line
+from proxy.cli.main import run_command_line
 from proxy.cli.settings import _OPTIONS, read_config
 from proxy.config import Config
 from proxy.config.schema import keys
@@ -61,11 +61,11 @@ def test_the_agent_reads_the_configuration_also_with_an_admin_socket(
     monkeypatch.setattr(process, "run", lambda config: found.append(config) or 0)
     file.write_text(file.read_text() + "cluster: {node: n1, events: false}\n")
     words = ["agent", "--config", str(file), "--admin", "unix:///z/a.sock", "--kubeconfig", "/k"]
-    assert command_line(words) == 0
+    assert run_command_line(words) == 0
     (config,) = found
     assert (str(config.admin_path), config.cluster.node, config.cluster.events) == ("/z/a.sock", "n1", False)
     assert str(config.cluster.kubeconfig) == "/k"
-    assert command_line([*words[:2], str(file.with_name("none.yaml")), *words[3:]]) == 78
+    assert run_command_line([*words[:2], str(file.with_name("none.yaml")), *words[3:]]) == 78
 
 
 def test_a_relative_directory_is_relative_to_the_caller(
@@ -93,10 +93,10 @@ def test_invalid_options_are_refused(file: Path, tmp_path: Path) -> None:
 def test_a_relative_directory_in_a_directory_that_was_removed_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command_line(["check-config", "--state-dir", "state"]) == 2
+    assert run_command_line(["check-config", "--state-dir", "state"]) == 2
     error = "topoproxy: cannot use --state-dir state: the current directory was removed\n"
     assert capsys.readouterr().err == error
-    assert command_line(["check-config", "--state-dir", str(tmp_path)]) == 0
+    assert run_command_line(["check-config", "--state-dir", str(tmp_path)]) == 0
 
 
 RANGES = [
@@ -123,4 +123,4 @@ def test_a_number_has_an_upper_bound(name: str, option: click.Parameter) -> None
 def test_options_with_numbers_are_known() -> None:
     names = {(name, option.name) for name, option in RANGES}
     assert {("attach", "timeout"), ("simulate", "rate"), ("demo", "pause"), ("status", "timeout")} <= names
-    assert command_line(["attach", "--timeout", "nan"]) == 2
+    assert run_command_line(["attach", "--timeout", "nan"]) == 2

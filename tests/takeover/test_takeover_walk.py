@@ -19,7 +19,7 @@ import pytest
 
 from proxy.admin.client import query_admin
 from proxy.backends.kubelet.checkpoint_writer import none_state
-from proxy.cli.main import command_line
+from proxy.cli.main import run_command_line
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.takeover.service import CANNOT_CONTINUE, CANNOT_STEP, COMPLETED
@@ -41,7 +41,7 @@ def run(node: Any, *args: str) -> Done:
     """Run ``topoproxy takeover`` in this process; the daemon is another process."""
     config = ["--config", str(node.directory / "config.yaml")]
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        code = command_line(["takeover", *args, *config])
+        code = run_command_line(["takeover", *args, *config])
     assert isinstance(code, int)
     return Done(code, out.getvalue(), err.getvalue())
 

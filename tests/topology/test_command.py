@@ -8,7 +8,7 @@ from typing import Never
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli.main import command_line
+from proxy.cli.main import run_command_line
 from proxy.cli.topology import topology
 from proxy.model.errors import TopologyError, UsageError
 from proxy.topology.facts import machine_to_json
@@ -85,7 +85,7 @@ def test_a_machine_that_may_not_be_read_has_its_message_and_code(
         ["topology", "--machine", str(tmp_path / "m.json")],
         ["simulate", str(tmp_path), "--machine", str(tmp_path / "m.json")],
     ):
-        assert command_line(args) == 77, args
+        assert run_command_line(args) == 77, args
         message = capsys.readouterr().err
         assert message.startswith("topoproxy: cannot read ")
         assert message.endswith(": Permission denied\n")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.backends.ledger import format as fmt
-from proxy.cli.main import cli, command_line
+from proxy.cli.main import cli, run_command_line
 from proxy.cli.settings import read_config
 from proxy.config import Config
 from proxy.doctor.checks import CheckResult
@@ -239,7 +239,9 @@ def test_hook_files_that_this_version_cannot_use_hinder(
     def hinders(text: str) -> tuple[str, str]:
         hook.write_text(text)
         hook.chmod(0o644)
-        code = command_line(["upgrade", "--check", "--config", str(config), "--from", str(saved), "--json"])
+        code = run_command_line(
+            ["upgrade", "--check", "--config", str(config), "--from", str(saved), "--json"]
+        )
         output = capfd.readouterr()
         (row,) = (each for each in json.loads(output.out)["checks"] if each["id"] == "hooks")
         assert code == (row["result"] == "fail")
@@ -288,16 +290,16 @@ def test_a_hook_file_that_the_running_version_cannot_use_either_is_a_warning(
 def test_invalid_arguments_and_files_are_refused(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command_line(["upgrade", "--config", str(config)]) == 2
-    assert command_line(["upgrade", "--check", "--describe", "--config", str(config)]) == 2
+    assert run_command_line(["upgrade", "--config", str(config)]) == 2
+    assert run_command_line(["upgrade", "--check", "--describe", "--config", str(config)]) == 2
     (tmp_path / "x.json").write_text("{}")
     (tmp_path / "bare.json").write_text(json.dumps({"schema": schema_ids.INTERFACE}))
     command = ["upgrade", "--check", "--config", str(config), "--from", str(tmp_path / "bare.json")]
-    assert command_line(command) == 65
+    assert run_command_line(command) == 65
     assert "bare.json: it has no version, which" in capsys.readouterr().err
     for name in ("x.json", "none.json"):
         command = ["upgrade", "--check", "--config", str(config), "--from", str(tmp_path / name)]
-        assert command_line(command) == 65
+        assert run_command_line(command) == 65
     assert "it is not what topoproxy upgrade --describe prints" in capsys.readouterr().err
 
 
@@ -316,7 +318,7 @@ def test_a_description_with_a_part_of_the_wrong_type_is_refused(
 ) -> None:
     saved = tmp_path / "running.json"
     saved.write_text(json.dumps(older() | part))
-    assert command_line(["upgrade", "--check", "--config", str(config), "--from", str(saved)]) == 65
+    assert run_command_line(["upgrade", "--check", "--config", str(config), "--from", str(saved)]) == 65
     error = capsys.readouterr().err
     assert "it is not what topoproxy upgrade --describe prints: Expected " in error
     assert f"$.{next(iter(part))}" in error
@@ -326,7 +328,7 @@ def test_a_configuration_that_is_refused_is_not_described(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config.write_text("nextKey: 1\n")
-    assert command_line(["upgrade", "--describe", "--config", str(config)]) == 78
+    assert run_command_line(["upgrade", "--describe", "--config", str(config)]) == 78
     output = capsys.readouterr()
     assert output.out == ""
     assert "nextKey: unknown key" in output.err
@@ -335,12 +337,12 @@ def test_a_configuration_that_is_refused_is_not_described(
         raise PermissionDeniedError("cannot read the configuration: Permission denied")
 
     monkeypatch.setattr("proxy.cli.upgrade.read_config", denied)
-    assert command_line(["upgrade", "--describe", "--config", str(config)]) == 77
+    assert run_command_line(["upgrade", "--describe", "--config", str(config)]) == 77
     assert capsys.readouterr().out == ""
 
 
 def test_what_to_do_must_be_specified_once(capsys: pytest.CaptureFixture) -> None:
     for args, which in (([], ""), (["--now", "--describe"], "only one of ")):
-        assert command_line(["upgrade", *args]) == 2
+        assert run_command_line(["upgrade", *args]) == 2
         message = f"topoproxy: cannot upgrade: specify {which}--check, --now or --describe\n"
         assert capsys.readouterr().err == message

@@ -186,7 +186,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def _tls_context(settings: KubeletSettings) -> ssl.SSLContext:
-    memory_trim.allow_tls()  # the daemon forbids importing ssl until it is needed, to save memory
+    memory_trim.allow_tls_imports()  # the daemon forbids importing ssl until it is needed, to save memory
     import ssl
 
     try:

@@ -134,7 +134,7 @@ def test_tls_works_in_a_process_that_blocks_its_modules(
     code = """
 import sys
 from proxy import memory_trim
-memory_trim.without_tls()
+memory_trim.block_tls_imports()
 import asyncio, hashlib, http.client
 from proxy.backends.kubelet.fetch import fetch_pods
 from proxy.backends.kubelet.settings import KubeletSettings
