@@ -36,31 +36,38 @@ if TYPE_CHECKING:
     from lightkube.config.kubeconfig import SingleConfig
 
 FIELD_OWNER = "topoproxy"
-REQUEST_S = 10.0
+READ_TIMEOUT_S = 10.0
 """Seconds without a byte after which a request has failed."""
-WHOLE_S = 60.0
+REQUEST_TIMEOUT_S = 60.0
 """Seconds after which a request without a complete answer has failed."""
 COMPARE_S = 5.0
 """Seconds between two comparisons of the credentials' files."""
 RETIRE_S = 120.0
 """Seconds after which connections with former credentials are closed: watches have ended by then."""
-PAGE = 250
+PAGE_OBJECTS = 250
 """Objects of a page of a list."""
 LONGEST_RETRY_AFTER_S = 30.0
 """A longer delay that the API server, or a proxy before it, requests is shortened to this one."""
 MESSAGE_LIMIT = 500
 """Characters of an answer that an error quotes."""
 JSON = "application/json"
-METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+LIST_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 OBJECT_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-"""As ``METADATA``, for a single object and for the events of a watch."""
-APPLY = "application/apply-patch+yaml"  # JSON is YAML
-MERGE = "application/merge-patch+json"
+"""As ``LIST_METADATA``, for a single object and for the events of a watch."""
+APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
+MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 
 JsonObject = dict[str, Any]
-_BROKEN = (httpx2.HTTPError, httpx2.StreamError, OSError)
-_FAULTS = (*_BROKEN, httpx2.InvalidURL, ValueError, LookupError, AssertionError, ConfigError)
+_CONNECTION_ERRORS = (httpx2.HTTPError, httpx2.StreamError, OSError)
+_REQUEST_ERRORS = (
+    *_CONNECTION_ERRORS,
+    httpx2.InvalidURL,
+    ValueError,
+    LookupError,
+    AssertionError,
+    ConfigError,
+)
 """Errors before a request is answered; lightkube reads tokens and runs commands in that time."""
 
 
@@ -145,7 +152,7 @@ class ApiClient:
         Args:
             path: Of the collection.
             params: Selectors.
-            accept: ``METADATA`` for objects without anything but their metadata.
+            accept: ``LIST_METADATA`` for objects without anything but their metadata.
 
         Raises:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
@@ -153,7 +160,7 @@ class ApiClient:
         following = ""
         while True:
             more = {"continue": following} if following else {}
-            paged = {**params, "limit": str(PAGE), **more}
+            paged = {**params, "limit": str(PAGE_OBJECTS), **more}
             page = await self._request("GET", path, paged, headers={"Accept": accept})
             if not _is_list(page):
                 raise ApiUnreachableError(f"cannot list {path} at the API server: the answer is not a list")
@@ -181,7 +188,7 @@ class ApiClient:
         """
         params = {"fieldManager": owner, "force": "true" if force else "false"}
         headers = {"Accept": OBJECT_METADATA}
-        return await self._request("PATCH", path, params, value, APPLY, headers)
+        return await self._request("PATCH", path, params, value, APPLY_PATCH, headers)
 
     async def patch(self, path: str, operations: list[dict[str, object]]) -> JsonObject:
         """Change an object that exists (JSON patch, RFC 6902).
@@ -197,7 +204,7 @@ class ApiClient:
         Raises:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
         """
-        return await self._request("PATCH", path, {"fieldManager": FIELD_OWNER}, value, MERGE)
+        return await self._request("PATCH", path, {"fieldManager": FIELD_OWNER}, value, MERGE_PATCH)
 
     async def create(
         self, path: str, value: JsonObject, *, within: int = 0, check: Callable[[], None] | None = None
@@ -252,7 +259,7 @@ class ApiClient:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``; the iteration may raise
                 them too.
         """
-        limits = httpx2.Timeout(REQUEST_S, read=silence)
+        limits = httpx2.Timeout(READ_TIMEOUT_S, read=silence)
         requested, headers = {**params, "watch": "true"}, {"Accept": accept}
 
         async def send(http: httpx2.AsyncClient) -> httpx2.Response:
@@ -260,8 +267,8 @@ class ApiClient:
             return await http.send(request, stream=True)
 
         try:
-            answer = await self._answer(send)
-        except _FAULTS as error:
+            answer = await self._send_with_credentials(send)
+        except _REQUEST_ERRORS as error:
             raise _unreachable("watch", path, error) from error
         try:
             try:
@@ -271,7 +278,7 @@ class ApiClient:
                 yield _lines(answer)
             finally:
                 await answer.aclose()
-        except _BROKEN as error:
+        except _CONNECTION_ERRORS as error:
             raise _unreachable("watch", path, error) from error
 
     # -- inside -------------------------------------------------------------------------------------------
@@ -282,7 +289,7 @@ class ApiClient:
         elif time.monotonic() >= self._compare_at:
             self._compare_at = time.monotonic() + COMPARE_S
             if any(readable_file_stamp(str(file)) != before for file, before in self._stamps.items()):
-                with contextlib.suppress(TopoproxyError, *_FAULTS):  # files that are being written
+                with contextlib.suppress(TopoproxyError, *_REQUEST_ERRORS):  # files that are being written
                     former, self._http = self._http, self._with_credentials()
                     task = asyncio.ensure_future(_retire(former))
                     self._retiring.add(task)
@@ -294,7 +301,7 @@ class ApiClient:
         # The stamps are taken before the files are read: a change in between is noticed later.
         stamps = {file: readable_file_stamp(str(file)) for file in credential_files(self._credentials())}
         # lightkube declares the transport with the type of its other client.
-        params = ConnectionParams(httpx2.Timeout(REQUEST_S), transport=cast("Any", self._transport))
+        params = ConnectionParams(httpx2.Timeout(READ_TIMEOUT_S), transport=cast("Any", self._transport))
         http = AsyncClient(self._credentials(), params)
         self._stamps, self._compare_at = stamps, time.monotonic() + COMPARE_S
         return http
@@ -317,11 +324,11 @@ class ApiClient:
             body = _CheckedBody(content, check)
         self.writes += method != "GET"
         try:
-            async with asyncio.timeout(WHOLE_S):
-                answer = await self._answer(
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                answer = await self._send_with_credentials(
                     lambda http: http.request(method, path, params=params, content=body, headers=headers)
                 )
-        except _FAULTS as error:
+        except _REQUEST_ERRORS as error:
             raise _unreachable(method, path, error) from error
         if answer.status_code >= 400:
             await self._raise(answer, method, path)
@@ -333,7 +340,7 @@ class ApiClient:
             ) from error
         return decoded if isinstance(decoded, dict) else {}
 
-    async def _answer(
+    async def _send_with_credentials(
         self, send: Callable[[httpx2.AsyncClient], Awaitable[httpx2.Response]]
     ) -> httpx2.Response:
         """Send a request; send it once more if the answer is 401 and there are new credentials."""
@@ -421,7 +428,7 @@ async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
 
 def _unreachable(method: str, path: str, error: Exception) -> ApiUnreachableError:
     # The texts of other errors may quote a credential. A ConfigError says why a command for one has failed.
-    text = str(error)[:MESSAGE_LIMIT] if isinstance(error, (*_BROKEN, ConfigError)) else ""
+    text = str(error)[:MESSAGE_LIMIT] if isinstance(error, (*_CONNECTION_ERRORS, ConfigError)) else ""
     cause = text.strip().rstrip(":") or type(error).__name__
     return ApiUnreachableError(f"cannot {method} {path} at the API server: {cause}")
 

@@ -31,12 +31,12 @@ from proxy.agent.config_objects import (
     COLLECTION,
     ConfigAnswer,
     ConfigObject,
+    applicable_object,
     config_object,
     has_room,
     node_annotation,
     object_status,
     reported_nodes,
-    select,
 )
 from proxy.agent.session import AgentSession
 from proxy.agent.watcher import REFUSALS_UNTIL_ABSENT
@@ -68,27 +68,27 @@ def _node_identity(item: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, str],
     return str(metadata.get("uid") or ""), tuple(sorted((metadata.get("labels") or {}).items()))
 
 
-async def follow_config(session: AgentSession) -> None:
+async def follow_cluster_config(session: AgentSession) -> None:
     """Follow until cancelled, as soon as the node permits settings from the cluster.
 
     If the node no longer permits them, it reports that, as for each key that it does not permit. When the
     agent starts on a node that permits none, it removes the reports of an earlier run.
     """
     directory = session.config.cluster_facts.directory
-    await _withdraw(session)
+    await _remove_earlier_reports(session)
     if directory is None:
         return
     await session.until(lambda config: bool(config.cluster_config.allowed))
     path = directory / FILE_NAME
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    following = ConfigFollowing(session, path)
+    follower = ConfigFollower(session, path)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(following.objects.run())
-        tasks.create_task(following.nodes.run())
-        tasks.create_task(following.run())
+        tasks.create_task(follower.objects.run())
+        tasks.create_task(follower.nodes.run())
+        tasks.create_task(follower.run())
 
 
-async def _withdraw(session: AgentSession) -> None:
+async def _remove_earlier_reports(session: AgentSession) -> None:
     """Remove the reports of an earlier run while the node permits no settings from the cluster."""
     pauses, refusals = RetryDelays(PAUSES), 0
     directory = session.config.cluster_facts.directory
@@ -97,7 +97,7 @@ async def _withdraw(session: AgentSession) -> None:
         try:
             await _remove_reports(session)
             if directory is not None:
-                await asyncio.to_thread(_put, directory / FILE_NAME, None)
+                await asyncio.to_thread(_write_or_remove, directory / FILE_NAME, None)
         except ApiServerError as error:
             refusals += error.status == 403
             if error.status == 404 or refusals >= REFUSALS_UNTIL_ABSENT:
@@ -130,7 +130,7 @@ async def _remove_reports(session: AgentSession) -> None:
     await session.api.merge(path, {"metadata": {"annotations": node_annotation(None)}})
 
 
-class ConfigFollowing:
+class ConfigFollower:
     """Applies the settings of the selected object to the daemon.
 
     Attributes:
@@ -190,17 +190,19 @@ class ConfigFollowing:
         if node is None or not self.objects.present:
             return True  # without the node or permission to read, the last settings stay in effect
         uid, labels = node
-        selected = select(self.objects.values.values(), dict(labels))
+        selected = applicable_object(self.objects.values.values(), dict(labels))
         identity = (
             ("", "", 0, "")
             if selected is None
             else (selected.uid, selected.name, selected.generation, selected.text)
         )
-        broken = "" if selected is None else await asyncio.to_thread(self._fault, selected.text)
+        broken = (
+            "" if selected is None else await asyncio.to_thread(self._rejection_by_node_file, selected.text)
+        )
         now = asyncio.get_running_loop().time()
         if (identity, broken) != (self._observed, self._broken_rule) or now >= self._retry_at:
             try:
-                answer, refusal = await self._follow(selected, broken)
+                answer, refusal = await self._apply_object(selected, broken)
             except (OSError, TopoproxyError) as error:
                 self._session.telemetry.problem("cannot apply the settings of the cluster", err=error)
                 return False
@@ -213,9 +215,11 @@ class ConfigFollowing:
             self._session.telemetry.resolved("cannot apply the settings of the cluster")
         if now < self._report_at or (self._answer is None and self._retry_at < math.inf):
             return True  # an earlier run's answer stays as long as its settings
-        return await self._report(selected, uid) and await self._leave(selected)
+        return await self._report(selected, uid) and await self._remove_from_other_objects(selected)
 
-    async def _follow(self, selected: ConfigObject | None, broken: str) -> tuple[ConfigAnswer | None, str]:
+    async def _apply_object(
+        self, selected: ConfigObject | None, broken: str
+    ) -> tuple[ConfigAnswer | None, str]:
         """Apply the settings of an object to the daemon, or none.
 
         Args:
@@ -238,15 +242,19 @@ class ConfigFollowing:
             after = None if selected is None else selected.text.encode()
             if _content(self._path) != after:
                 self._awaits_daemon = True
-                await asyncio.to_thread(_put, self._path, after)
+                await asyncio.to_thread(_write_or_remove, self._path, after)
             refusal = await self._reload()
         reason = broken or refusal
         if selected is not None and reason and _content(self._path) != self._before:
-            await asyncio.to_thread(_put, self._path, self._before)
+            await asyncio.to_thread(_write_or_remove, self._path, self._before)
         self._awaits_daemon = False
-        return (self._without(refusal) if selected is None else self._with(selected, reason)), refusal
+        return (
+            self._answer_without_object(refusal)
+            if selected is None
+            else self._answer_to_object(selected, reason)
+        ), refusal
 
-    def _with(self, selected: ConfigObject, reason: str) -> ConfigAnswer:
+    def _answer_to_object(self, selected: ConfigObject, reason: str) -> ConfigAnswer:
         """Return the answer to an object; log it if it is new."""
         name, generation = selected.name, selected.generation
         answer = ConfigAnswer(name, generation, not reason, reason[:_LONGEST_REASON], selected.uid)
@@ -261,7 +269,7 @@ class ConfigFollowing:
         self._session.telemetry.resolved(CANNOT_REMOVE)
         return answer
 
-    def _without(self, refusal: str) -> ConfigAnswer | None:
+    def _answer_without_object(self, refusal: str) -> ConfigAnswer | None:
         """Return the answer if no object applies: the former one if its settings cannot be removed."""
         if not refusal:
             self._session.telemetry.resolved(CANNOT_REMOVE)
@@ -270,7 +278,7 @@ class ConfigFollowing:
         reason = f"the object no longer applies; {CANNOT_REMOVE}: {refusal}"[:_LONGEST_REASON]
         return self._answer and structs.replace(self._answer, reason=reason)
 
-    def _fault(self, text: str) -> str:
+    def _rejection_by_node_file(self, text: str) -> str:
         """Return why the rules of the node's own file reject settings; empty if they do not."""
         if len(text) > SIZE_LIMIT:
             return f"the settings are larger than {SIZE_LIMIT} bytes"
@@ -298,7 +306,7 @@ class ConfigFollowing:
             annotations = {"metadata": {"annotations": node_annotation(answer)}}
             await session.api.merge(f"/api/v1/nodes/{session.node}", annotations)
             if answer is not None and selected is not None and has_room(selected, session.node):
-                await self._enter(answer)
+                await self._write_object_status(answer)
         except TopoproxyError as error:
             session.telemetry.problem("cannot report which settings of the cluster are in effect", err=error)
             self._report_at = asyncio.get_running_loop().time() + retry_after(error)
@@ -307,7 +315,7 @@ class ConfigFollowing:
         self._written, self._written_to = answer, uid
         return True
 
-    async def _enter(self, answer: ConfigAnswer) -> None:
+    async def _write_object_status(self, answer: ConfigAnswer) -> None:
         """Write the answer to the status of the object, unless other nodes have filled its list."""
         node = self._session.node
         path, owner = f"{COLLECTION}/{answer.name}/status", f"topoproxy-{node}"
@@ -317,7 +325,7 @@ class ConfigFollowing:
             if error.status != 422 or TOO_MANY not in str(error):
                 raise
 
-    async def _leave(self, selected: ConfigObject | None) -> bool:
+    async def _remove_from_other_objects(self, selected: ConfigObject | None) -> bool:
         """Remove this node from the status of objects that it does not use; return whether that succeeded."""
         session = self._session
         for config in tuple(self.objects.values.values()):
@@ -344,7 +352,7 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _put(path: Path, data: bytes | None) -> None:
+def _write_or_remove(path: Path, data: bytes | None) -> None:
     """Write a file, or remove it."""
     if data is None:
         path.unlink(missing_ok=True)

@@ -37,7 +37,7 @@ from proxy.pools.facts import POD_KEYS
 from proxy.pools.node_keys import PREFIXES
 from proxy.pools.pod_spec import CONFIG_HASH
 
-TOGETHER_S = 0.05
+BATCH_S = 0.05
 """Changes within this many seconds become one write."""
 NAMESPACES_S = 1.0
 """Seconds between two writes of the namespaces: there may be thousands, and any of them may change."""
@@ -61,9 +61,9 @@ def stored_node_json(item: Item) -> bytes:
     """
     metadata = _metadata(item, "name", "uid")
     for part in ("labels", "annotations"):
-        texts = _texts(item["metadata"].get(part))
+        texts = _short_texts(item["metadata"].get(part))
         metadata[part] = {key: text for key, text in texts.items() if key.startswith(PREFIXES)}
-    status = _only(item.get("status"), ("capacity", "allocatable"))
+    status = _selected_fields(item.get("status"), ("capacity", "allocatable"))
     return msgspec.json.encode({"kind": "Node", "metadata": metadata, "status": status})
 
 
@@ -74,7 +74,9 @@ def stored_namespace_json(item: Item) -> bytes:
         ValueError: It is not a Namespace object.
     """
     metadata = _metadata(item, "name")
-    return msgspec.json.encode({"metadata": {**metadata, "labels": _texts(item["metadata"].get("labels"))}})
+    return msgspec.json.encode(
+        {"metadata": {**metadata, "labels": _short_texts(item["metadata"].get("labels"))}}
+    )
 
 
 def stored_pod_json(item: Item) -> bytes:
@@ -84,18 +86,19 @@ def stored_pod_json(item: Item) -> bytes:
         ValueError: It is not a Pod object.
     """
     metadata = _metadata(item, "namespace", "name", "uid")
-    metadata["labels"] = _texts(item["metadata"].get("labels"))
-    annotations = _texts(item["metadata"].get("annotations"))
+    metadata["labels"] = _short_texts(item["metadata"].get("labels"))
+    annotations = _short_texts(item["metadata"].get("annotations"))
     metadata["annotations"] = {key: annotations[key] for key in annotations.keys() & _ANNOTATIONS}
     raw_spec = item.get("spec")
-    spec = _only(raw_spec, ("resources", "overhead"))
+    spec = _selected_fields(raw_spec, ("resources", "overhead"))
     for part in ("initContainers", "containers"):
         containers = raw_spec.get(part) if isinstance(raw_spec, Mapping) else None
         if isinstance(containers, list):
             spec[part] = [
-                _only(container, ("name", "restartPolicy", "resources")) for container in containers
+                _selected_fields(container, ("name", "restartPolicy", "resources"))
+                for container in containers
             ]
-    status = _only(item.get("status"), ("qosClass",))
+    status = _selected_fields(item.get("status"), ("qosClass",))
     return msgspec.json.encode({"metadata": metadata, "spec": spec, "status": status})
 
 
@@ -103,20 +106,20 @@ def _metadata(item: Item, *names: str) -> dict[str, Any]:
     metadata = item.get("metadata")
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
         raise ValueError("it has no metadata.name")  # noqa: TRY004 - one kind of error for all bad input
-    return _only(metadata, names)
+    return _selected_fields(metadata, names)
 
 
-def _only(raw: object, names: Iterable[str]) -> dict[str, Any]:
+def _selected_fields(raw: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: raw[name] for name in names if name in raw} if isinstance(raw, Mapping) else {}
 
 
-def _texts(raw: object) -> dict[str, str]:
+def _short_texts(raw: object) -> dict[str, str]:
     if not isinstance(raw, Mapping):
         return {}
     return {key: text for key, text in raw.items() if isinstance(text, str) and len(text) <= LONGEST_TEXT}
 
 
-async def read_facts(session: AgentSession) -> None:
+async def write_facts(session: AgentSession) -> None:
     """Write the facts for the daemon until cancelled; end at once if no directory is configured."""
     directory = session.config.cluster_facts.directory
     if directory is None:
@@ -128,10 +131,10 @@ async def read_facts(session: AgentSession) -> None:
             (FactsKind.PODS, "/api/v1/pods", stored_pod_json, "spec.nodeName"),
         ):
             WatchedFile(session, directory, kind, collection, fields, by_node).follow(tasks)
-        tasks.create_task(_read_namespaces(session, directory))
+        tasks.create_task(_write_namespaces(session, directory))
 
 
-async def _read_namespaces(session: AgentSession, directory: Path) -> None:
+async def _write_namespaces(session: AgentSession, directory: Path) -> None:
     """Write the labels of namespaces while the configuration selects namespaces by them."""
 
     def selects(config: Config) -> bool:
@@ -194,9 +197,9 @@ class WatchedFile:
         loop, due, next_write = asyncio.get_running_loop(), True, 0.0
         while True:
             if due:
-                await asyncio.sleep(max(TOGETHER_S, next_write - loop.time()))
+                await asyncio.sleep(max(BATCH_S, next_write - loop.time()))
                 self._changed.clear()
-            if not self._current():
+            if not self._is_current():
                 due = due or self._changed.is_set()
             elif due:
                 if self._kind is FactsKind.NAMESPACES:
@@ -211,7 +214,7 @@ class WatchedFile:
             except TimeoutError:
                 pass
 
-    def _current(self) -> bool:
+    def _is_current(self) -> bool:
         """Return whether the copy is current; a copy of the node without the Node object is not."""
         is_known = bool(self.watcher.values) or self._kind is not FactsKind.NODE
         return self.watcher.present and self.watcher.is_open and is_known

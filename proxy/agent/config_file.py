@@ -20,7 +20,7 @@ from proxy.config.schema import Config
 from proxy.model.errors import TopoproxyError
 from proxy.reload.reread import with_live
 
-LOOK_S = 5.0
+COMPARE_S = 5.0
 """Seconds between two comparisons of the files' times."""
 _CANNOT = "cannot read the configuration again"
 
@@ -28,7 +28,7 @@ _Stamp = tuple[str, int, int, int]
 """The path of a file, and a stamp that changes with its content."""
 
 
-async def follow_file(session: AgentSession) -> None:
+async def follow_config_files(session: AgentSession) -> None:
     """Follow until cancelled; return at once if the configuration is from no file."""
     origin = session.config.origin
     if origin is None:
@@ -38,15 +38,15 @@ async def follow_file(session: AgentSession) -> None:
         try:
             stamps = await asyncio.to_thread(_stamps, origin, session.config)
             if stamps != seen:
-                _take(session, await asyncio.to_thread(load, origin.file, trusted=origin.trusted))
+                _use_changed_keys(session, await asyncio.to_thread(load, origin.file, trusted=origin.trusted))
                 seen = stamps
             session.telemetry.resolved(_CANNOT)
         except TopoproxyError as error:
             session.telemetry.problem(_CANNOT, err=error)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(COMPARE_S)
 
 
-def _take(session: AgentSession, requested: Config) -> None:
+def _use_changed_keys(session: AgentSession, requested: Config) -> None:
     running = session.config
     config = with_live(running, requested)
     if config.log != running.log:

@@ -19,7 +19,7 @@ GROUP, VERSION, PLURAL = "topoproxy.io", "v1alpha1", "topoproxyconfigs"
 COLLECTION = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 ANNOTATION = f"{GROUP}/config"
 """Annotation of a Node object: the object that the node uses, and whether its settings are accepted."""
-MOST_NODES = 20
+MOST_STATUS_NODES = 20
 """The most nodes in the status of an object (``maxItems`` of the CRD): each change of the status goes to all
 nodes."""
 
@@ -103,7 +103,7 @@ def _selector(raw: Mapping[str, Any]) -> LabelSelector:
     return LabelSelector(labels, expressions)
 
 
-def select(objects: Iterable[ConfigObject], labels: Mapping[str, str]) -> ConfigObject | None:
+def applicable_object(objects: Iterable[ConfigObject], labels: Mapping[str, str]) -> ConfigObject | None:
     """Return the object that applies to a node with these labels; None if no object does."""
     matching = (candidate for candidate in objects if candidate.selector.matches(labels))
     return min(matching, key=lambda candidate: (-candidate.priority, candidate.name), default=None)
@@ -141,4 +141,4 @@ def object_status(name: str, answer: ConfigAnswer | None = None, node: str = "")
 
 def has_room(config: ConfigObject, node: str) -> bool:
     """Return whether a node is listed in the status of an object, or whether there is room for it."""
-    return node in config.nodes or len(config.nodes) < MOST_NODES
+    return node in config.nodes or len(config.nodes) < MOST_STATUS_NODES

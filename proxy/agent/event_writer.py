@@ -12,7 +12,7 @@ from proxy.agent.objects.node_page import NodePage
 from proxy.agent.objects.pod_events import PodEvent, event_object, rejection_event
 from proxy.agent.session import AgentSession
 
-EVENT_BURST, EVENT_S = 25, 2.0
+EVENT_BURST, EVENT_INTERVAL_S = 25, 2.0
 """How many Events may be written at once, and the seconds after which one more may be."""
 EVENTS_KEPT = 1000
 """Events whose first time and count are remembered, for their repetitions."""
@@ -32,11 +32,11 @@ class EventWriter:
         self._session = session
         self._writer = writer
         self._wall_clock = wall_clock
-        self._budget = WriteBudget(1 / EVENT_S, EVENT_BURST)
+        self._budget = WriteBudget(1 / EVENT_INTERVAL_S, EVENT_BURST)
         self._occurrences: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._rejected: dict[tuple[str, str], tuple[int, str]] = {}
 
-    def occurred(self, event: PodEvent) -> None:
+    def write_occurrence(self, event: PodEvent) -> None:
         """Write an Event about something that happens now; its repetitions are counted.
 
         As client-go's recorder does (tools/record/events_cache.go, eventObserve).
@@ -48,7 +48,7 @@ class EventWriter:
             self._occurrences.popitem(last=False)
         self._write(event, first, now, count + 1)
 
-    def rejections(self, page: NodePage) -> None:
+    def write_rejections(self, page: NodePage) -> None:
         """Write an Event for each rejection that is new, has another reason, or is twice as frequent."""
         open_now: dict[tuple[str, str], tuple[int, str]] = {}
         for rejection in page.rejections:

@@ -6,7 +6,7 @@ that are not wanted any more; they are looked for once, in the metadata of the n
 
 from __future__ import annotations
 
-from proxy.agent.api_client import METADATA, ApiServerError, JsonObject
+from proxy.agent.api_client import LIST_METADATA, ApiServerError, JsonObject
 from proxy.agent.object_writer import ObjectWriter, Write
 from proxy.agent.objects.node_page import NodePage
 from proxy.agent.objects.pod_events import PODS, annotated_pods, withdrawn, written_here
@@ -69,7 +69,7 @@ class PodAnnotations:
 
     async def _withdraw_listed(self) -> None:
         of_node = {"fieldSelector": f"spec.nodeName={self._session.node}"}
-        async for page in self._session.api.pages(PODS, of_node, METADATA):
+        async for page in self._session.api.pages(PODS, of_node, LIST_METADATA):
             for path, patch in written_here(page.get("items") or ()).items():
                 if path not in self._patches:
                     remove = self._merge(path, withdrawn(patch))

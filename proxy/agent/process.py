@@ -10,9 +10,9 @@ import sys
 
 from proxy import logs
 from proxy.agent.api_client import ApiClient
-from proxy.agent.cluster_config import follow_config
-from proxy.agent.cluster_facts import read_facts
-from proxy.agent.config_file import follow_file
+from proxy.agent.cluster_config import follow_cluster_config
+from proxy.agent.cluster_facts import write_facts
+from proxy.agent.config_file import follow_config_files
 from proxy.agent.credentials import read_credentials
 from proxy.agent.daemon_client import DaemonClient
 from proxy.agent.publisher import publish
@@ -27,11 +27,11 @@ def _parts() -> tuple[Part, ...]:
     """Return the parts of the agent, which run concurrently."""
     history = TerminationHistory()
     return (
-        follow_file,
+        follow_config_files,
         publish,
-        read_facts,
+        write_facts,
         lambda session: end_rejected_pods(session, history),
-        follow_config,
+        follow_cluster_config,
     )
 
 

@@ -249,12 +249,12 @@ class Publisher:
         if not self._settings.events or not page.published:
             return
         for event in placed_events(before, page):
-            self._events.occurred(event)
-        self._events.rejections(page)
+            self._events.write_occurrence(event)
+        self._events.write_rejections(page)
         for notice in notices:
             noticed = notice_event(notice.message, notice.keys, page)
             if noticed is not None:
-                self._events.occurred(noticed)
+                self._events.write_occurrence(noticed)
 
     def _silent(self, error: TopoproxyError) -> None:
         self._silence = error

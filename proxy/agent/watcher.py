@@ -24,7 +24,7 @@ import msgspec
 
 from proxy.agent.api_client import (
     JSON,
-    METADATA,
+    LIST_METADATA,
     OBJECT_METADATA,
     ApiClient,
     ApiServerError,
@@ -97,7 +97,7 @@ class Watcher(Generic[T]):
         self._telemetry = telemetry
         self._selectors = dict(selectors or {})
         self._changed = changed
-        self._accept, self._watch_accept = (METADATA, OBJECT_METADATA) if metadata_only else (JSON, JSON)
+        self._accept, self._watch_accept = (LIST_METADATA, OBJECT_METADATA) if metadata_only else (JSON, JSON)
         self._version = ""
         self._contact: float | None = None
         self._forbidden = 0

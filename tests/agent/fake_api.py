@@ -13,7 +13,7 @@ import httpx2
 from lightkube import KubeConfig
 from lightkube.config.models import User
 
-from proxy.agent.api_client import APPLY, ApiClient
+from proxy.agent.api_client import APPLY_PATCH, ApiClient
 
 if TYPE_CHECKING:
     from lightkube.config.kubeconfig import SingleConfig
@@ -182,7 +182,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
         if collection is None:
             return httpx2.Response(404, json={"message": "the server could not find the resource"})
         body = json.loads(request.content) if request.content else {}
-        if request.headers.get("Content-Type", "").startswith(APPLY) and not path.endswith("/status"):
+        if request.headers.get("Content-Type", "").startswith(APPLY_PATCH) and not path.endswith("/status"):
             fields = {f"f:{part}": {} for part in body}
             owner = {"manager": request.url.params["fieldManager"], "operation": "Apply", "fieldsV1": fields}
             self._record_field_owner(body, owner, self.collections[collection].get(name, {}))

@@ -169,7 +169,7 @@ def test_a_new_token_is_used_before_the_former_one_is_refused(
 
 
 def test_an_answer_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_client, "WHOLE_S", 0.3)
+    monkeypatch.setattr(api_client, "REQUEST_TIMEOUT_S", 0.3)
 
     async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

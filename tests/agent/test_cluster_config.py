@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from proxy.agent import cluster_config
-from proxy.agent.cluster_config import CANNOT_REMOVE, follow_config
+from proxy.agent.cluster_config import CANNOT_REMOVE, follow_cluster_config
 from proxy.agent.config_objects import ANNOTATION, COLLECTION
 from proxy.agent.session import AgentSession
 from proxy.config.cluster_config import FILE_NAME, IGNORED, ClusterConfigConfig
@@ -84,7 +84,7 @@ class ClusterWithConfigs:
         session = AgentSession(
             self.config, "n1", self.daemon, self.api.client(), telemetry(self.lines)  # type: ignore[arg-type]
         )  # fmt: skip
-        task = asyncio.ensure_future(follow_config(session))
+        task = asyncio.ensure_future(follow_cluster_config(session))
         try:
             yield
         finally:
@@ -538,7 +538,7 @@ def test_keys_may_be_permitted_while_the_api_server_is_away(cluster: ClusterWith
         session = AgentSession(
             cluster.config, "n1", cluster.daemon, cluster.api.client(), telemetry([])  # type: ignore[arg-type]
         )  # fmt: skip
-        task = asyncio.ensure_future(follow_config(session))
+        task = asyncio.ensure_future(follow_cluster_config(session))
         await asyncio.sleep(0.1)
         session.use(config)
         await asyncio.sleep(0.2)

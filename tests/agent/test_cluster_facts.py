@@ -15,10 +15,10 @@ import pytest
 from proxy.agent import cluster_facts
 from proxy.agent.cluster_facts import (
     LONGEST_TEXT,
-    read_facts,
     stored_namespace_json,
     stored_node_json,
     stored_pod_json,
+    write_facts,
 )
 from proxy.agent.session import AgentSession
 from proxy.backends.cluster.files import AgentFiles
@@ -99,7 +99,7 @@ class ClusterWithFacts:
         session = AgentSession(
             self.config, "n1", self.daemon, self.api.client(), telemetry(self.lines)  # type: ignore[arg-type]
         )  # fmt: skip
-        task = asyncio.ensure_future(read_facts(session))
+        task = asyncio.ensure_future(write_facts(session))
         try:
             yield
         finally:
@@ -278,7 +278,7 @@ def test_without_a_selector_namespaces_are_not_watched(tmp_path: Path) -> None:
 def test_without_a_directory_nothing_is_done(tmp_path: Path) -> None:
     api = FakeApi(NODES)
     session = AgentSession(Config(), "n1", QueriedDaemon(), api.client(), telemetry())  # type: ignore[arg-type]
-    done: Awaitable[None] = read_facts(session)
+    done: Awaitable[None] = write_facts(session)
     asyncio.run(asyncio.wait_for(done, 5))
     assert not api.requests
 

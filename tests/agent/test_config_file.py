@@ -11,9 +11,9 @@ import pytest
 
 from proxy import logs
 from proxy.agent import cluster_config, config_file
-from proxy.agent.cluster_config import follow_config
-from proxy.agent.cluster_facts import read_facts
-from proxy.agent.config_file import follow_file
+from proxy.agent.cluster_config import follow_cluster_config
+from proxy.agent.cluster_facts import write_facts
+from proxy.agent.config_file import follow_config_files
 from proxy.agent.config_objects import ANNOTATION, COLLECTION
 from proxy.agent.session import AgentSession
 from proxy.backends.cluster.files import AgentFiles
@@ -63,7 +63,7 @@ class ClusterWithConfigFile:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterWithConfigFile:
-    monkeypatch.setattr(config_file, "LOOK_S", 0.05)
+    monkeypatch.setattr(config_file, "COMPARE_S", 0.05)
     monkeypatch.setattr(cluster_config, "SPREAD_S", 0.05)
     return ClusterWithConfigFile(tmp_path)
 
@@ -71,7 +71,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterWithConfi
 def run_scenario(cluster: ClusterWithConfigFile, scenario: Callable[[], Awaitable[None]]) -> None:
     async def whole() -> None:
         parts = [
-            asyncio.ensure_future(part(cluster.session)) for part in (follow_file, read_facts, follow_config)
+            asyncio.ensure_future(part(cluster.session))
+            for part in (follow_config_files, write_facts, follow_cluster_config)
         ]
         try:
             await scenario()

@@ -13,13 +13,13 @@ from msgspec import structs
 
 from proxy.agent.config_objects import (
     ANNOTATION,
-    MOST_NODES,
+    MOST_STATUS_NODES,
     ConfigAnswer,
+    applicable_object,
     config_object,
     has_room,
     node_annotation,
     object_status,
-    select,
 )
 
 CRD = yaml.safe_load((Path(__file__).parents[2] / "deploy/crds/topoproxyconfigs.yaml").read_text())
@@ -38,7 +38,7 @@ def item(name: str = "a", **spec: Any) -> dict[str, Any]:
 
 
 def chosen(labels: dict[str, str], *items: dict[str, Any]) -> str:
-    found = select(map(config_object, items), labels)
+    found = applicable_object(map(config_object, items), labels)
     return "" if found is None else found.name
 
 
@@ -104,12 +104,12 @@ def test_the_status_entry_of_a_node() -> None:
 
 
 def test_the_crd_has_the_same_limit() -> None:
-    assert SCHEMA["properties"]["status"]["properties"]["nodes"]["maxItems"] == MOST_NODES
+    assert SCHEMA["properties"]["status"]["properties"]["nodes"]["maxItems"] == MOST_STATUS_NODES
 
 
 def test_a_status_lists_so_many_nodes() -> None:
     found = config_object(item())
-    full = structs.replace(found, nodes=frozenset(f"n{i}" for i in range(MOST_NODES)))
+    full = structs.replace(found, nodes=frozenset(f"n{i}" for i in range(MOST_STATUS_NODES)))
     assert has_room(found, "n1")
     assert has_room(full, "n1"), "its own entry is there"
     assert not has_room(full, "another")

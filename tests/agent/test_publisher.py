@@ -14,7 +14,7 @@ import pytest
 
 from proxy import logs
 from proxy.agent import node_follower, object_writer, publisher
-from proxy.agent.api_client import APPLY
+from proxy.agent.api_client import APPLY_PATCH
 from proxy.agent.node_status import timestamp
 from proxy.agent.objects.node_page import NodePage
 from proxy.agent.publisher import Publisher
@@ -140,7 +140,7 @@ def test_all_supported_objects_are_published_and_owned_by_the_node() -> None:
         assert published.get(VOLCANO)["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
         await published.until(lambda: published.get(PODS, "a/lse")["metadata"]["annotations"])
         assert published.api.collections[EVENTS] == {}, "earlier placements are not reported"
-        applied = [r for r in published.api.received if r.headers.get("Content-Type", "").startswith(APPLY)]
+        applied = [r for r in published.api.received if r.headers.get("Content-Type", "").startswith(APPLY_PATCH)]
         answers = {r.headers["Accept"] for r in applied}
         assert answers == {"application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
 
