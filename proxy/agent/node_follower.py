@@ -21,9 +21,9 @@ from proxy.telemetry.port import Telemetry
 
 SILENT_S = 15.0
 """Seconds without an answer after which the daemon counts as unreachable."""
-WAIT_S = 10.0
+CHANGES_WAIT_S = 10.0
 """Seconds that the daemon waits for a change before it answers that there is none."""
-APART_S = 0.2
+READ_INTERVAL_S = 0.2
 """Seconds between two readings."""
 PASSTHROUGH = NodeMode.PASSTHROUGH.value
 PASSTHROUGH_S = 5.0
@@ -39,7 +39,7 @@ class DaemonNotice:
     keys: Mapping[str, str]
 
 
-Followed = Callable[[NodePage | None, NodePage, list[DaemonNotice]], None]
+PageHandler = Callable[[NodePage | None, NodePage, list[DaemonNotice]], None]
 """A function of the previous description, the newest one, and the notices since."""
 
 
@@ -55,8 +55,8 @@ class NodeFollower:
         daemon: DaemonClient,
         node: str,
         telemetry: Telemetry,
-        changed: Followed,
-        silent: Callable[[TopoproxyError], None],
+        changed: PageHandler,
+        unreachable: Callable[[TopoproxyError], None],
     ) -> None:
         """Prepare to follow the daemon.
 
@@ -65,13 +65,13 @@ class NodeFollower:
             node: The name of the Node object.
             telemetry: Reports that the daemon does not answer.
             changed: Called with each new description.
-            silent: Called with the cause when the daemon has not answered for some time.
+            unreachable: Called with the cause when the daemon has not answered for some time.
         """
         self._daemon = daemon
         self._node = node
         self._telemetry = telemetry
         self._changed = changed
-        self._silent = silent
+        self._report_unreachable = unreachable
         self._since = ""
         self.page: NodePage | None = None
 
@@ -81,29 +81,29 @@ class NodeFollower:
         answered: float | None = loop.time()
         while True:
             try:
-                await self._next()
+                await self._read_next_change()
                 answered = loop.time()
                 pauses.reset()
                 self._telemetry.resolved("cannot follow the daemon")
-                await asyncio.sleep(PASSTHROUGH_S if self._since == PASSTHROUGH else APART_S)
+                await asyncio.sleep(PASSTHROUGH_S if self._since == PASSTHROUGH else READ_INTERVAL_S)
             except TopoproxyError as error:
                 self._since = ""
                 self._telemetry.problem("cannot follow the daemon", err=error)
                 if answered is not None and loop.time() - answered > SILENT_S:
                     answered = None
-                    self._silent(error)
+                    self._report_unreachable(error)
                 await asyncio.sleep(pauses.next())
 
-    async def _next(self) -> None:
+    async def _read_next_change(self) -> None:
         """Wait for a change, and read the description if there is one."""
-        requested = {"since": self._since, "wait": f"{WAIT_S:g}"}
+        requested = {"since": self._since, "wait": f"{CHANGES_WAIT_S:g}"}
         try:
             changes = as_map(await self._daemon.query("/changes", requested, timeout=SILENT_S))
         except InputError:
             if as_map(await self._daemon.query("/status")).get("mode") != PASSTHROUGH:
                 raise
             if self._since != PASSTHROUGH:
-                self._take(PASSTHROUGH, passthrough_page(self._node), [])
+                self._use_page(PASSTHROUGH, passthrough_page(self._node), [])
             return
         version = str(changes.get("version", ""))
         if version == self._since:
@@ -114,9 +114,11 @@ class NodeFollower:
             )
             for notice in map(as_map, as_list(changes.get("notices")))
         ]
-        self._take(version, read_node_page(await self._daemon.query("/node", {"node": self._node})), notices)
+        self._use_page(
+            version, read_node_page(await self._daemon.query("/node", {"node": self._node})), notices
+        )
 
-    def _take(self, version: str, page: NodePage, notices: list[DaemonNotice]) -> None:
+    def _use_page(self, version: str, page: NodePage, notices: list[DaemonNotice]) -> None:
         self._since = version
         before, self.page = self.page, page
         self._changed(before, page, notices)

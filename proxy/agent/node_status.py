@@ -20,11 +20,11 @@ from proxy.model.errors import TopoproxyError
 from proxy.model.mode import NodeMode
 from proxy.observe.device_capacity import node_status_patch
 
-NODES = "/api/v1/nodes"
+NODES_PATH = "/api/v1/nodes"
 
 Amounts = tuple[dict[str, str], dict[str, str]]
 """Capacity and allocatable of a Node object."""
-TYPE = "TopologyPlacement"
+CONDITION_TYPE = "TopologyPlacement"
 _LONGEST_MESSAGE = 500
 
 
@@ -36,7 +36,7 @@ class NodeCondition(Struct, frozen=True):
     message: str
 
 
-def unreachable(error: TopoproxyError) -> NodeCondition:
+def unreachable_condition(error: TopoproxyError) -> NodeCondition:
     """Return the condition of a node whose daemon does not answer, or whose answer cannot be read."""
     return NodeCondition("Unknown", "DaemonUnreachable", str(error)[:_LONGEST_MESSAGE])
 
@@ -80,7 +80,7 @@ def condition_status(node: str, condition: NodeCondition, since: str) -> dict[st
         "status": {
             "conditions": [
                 {
-                    "type": TYPE,
+                    "type": CONDITION_TYPE,
                     "status": condition.status,
                     "reason": condition.reason,
                     "message": condition.message,
@@ -142,21 +142,23 @@ class PublishedStatus:
         self._session = session
         self._writer = writer
         self._wall_clock = wall_clock
-        self._node_path = f"{NODES}/{session.node}"
+        self._node_path = f"{NODES_PATH}/{session.node}"
         self._path = f"{self._node_path}/status"
         self._devices_path = f"{self._path}#devices"
         self._condition: tuple[NodeCondition, str] | None = None
-        self._own: NodeCondition | None = None  # the last condition written, or the one being written
+        self._written_condition: NodeCondition | None = (
+            None  # the last condition written, or the one being written
+        )
         self._amounts: Amounts = {}, {}
         self._healthy: dict[str, int] = {}
         self._advertised: set[str] = set()
         self.uid = ""
 
-    def changed(self, fields: StatusFields | None) -> bool:
+    def node_changed(self, fields: StatusFields | None) -> bool:
         """Handle a change of the Node object (None: deleted); return whether it is a new object."""
         uid, self._amounts, condition, own = fields or ("", ({}, {}), None, frozenset())
         if uid != self.uid:
-            self.uid, self._condition, self._own = uid, None, None
+            self.uid, self._condition, self._written_condition = uid, None, None
             self._advertised = set(own | self._healthy.keys())  # an earlier run may have written amounts
             self._writer.forget(self._path)
             self._writer.forget(self._devices_path)
@@ -164,14 +166,14 @@ class PublishedStatus:
                 self._writer.want(self._path, None, self._remove_condition)  # of an earlier run
             return True
         before = self._condition and self._condition[0]  # the write that replaces it may be in flight
-        if self._own is not None and condition not in (before, self._own):
-            self._condition, self._own = None, None  # another program has written it
+        if self._written_condition is not None and condition not in (before, self._written_condition):
+            self._condition, self._written_condition = None, None  # another program has written it
             self._writer.observed(self._path, None)
         if self._device_operations():  # kubelet has reset amounts
             self._writer.observed(self._devices_path, None)
         return False
 
-    def count_devices(self, healthy: Mapping[str, int]) -> None:
+    def want_devices(self, healthy: Mapping[str, int]) -> None:
         """Write the healthy devices that topoproxy assigns into the Node object, by resource."""
         self._healthy = dict(healthy)
         self._advertised |= healthy.keys()
@@ -212,12 +214,12 @@ class PublishedStatus:
         if self._condition is not None and self._condition[0].status == condition.status:
             since = self._condition[1] or since
             if self._condition[0] == condition:
-                self._own = condition
+                self._written_condition = condition
                 return None
-        self._own = condition
+        self._written_condition = condition
         status = condition_status(self._session.node, condition, since)
         answer = await self._session.api.apply(self._path, status)
-        self._condition = None if self._own is None else (condition, since)
+        self._condition = None if self._written_condition is None else (condition, since)
         return answer
 
 
@@ -230,7 +232,7 @@ def _condition_in(node: JsonObject) -> tuple[NodeCondition, str] | None:
     """Return our condition of a Node object, and when its status changed; None if the object has none."""
     conditions: list[dict[str, Any]] = (node.get("status") or {}).get("conditions") or []
     for condition in conditions:
-        if condition.get("type") == TYPE:
+        if condition.get("type") == CONDITION_TYPE:
             parts = (str(condition.get(key) or "") for key in ("status", "reason", "message"))
             return NodeCondition(*parts), str(condition.get("lastTransitionTime") or "")
     return None

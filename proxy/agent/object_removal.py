@@ -6,13 +6,13 @@ from proxy.agent.api_client import FIELD_OWNER, ApiClient, ApiServerError, JsonO
 from proxy.agent.objects import node_resource_topology as nrt
 from proxy.agent.objects import numatopology as volcano
 
-OwnObject = tuple[str, bool]
+ObjectVersion = tuple[str, bool]
 """The resource version of an object, and whether topoproxy has written fields of it."""
-KINDS = {volcano.PLURAL: volcano.KIND, nrt.PLURAL: nrt.KIND}
+KIND_BY_PLURAL = {volcano.PLURAL: volcano.KIND, nrt.PLURAL: nrt.KIND}
 """The kind of an object, by the plural in its path."""
 
 
-def own_object(item: JsonObject) -> OwnObject:
+def object_version(item: JsonObject) -> ObjectVersion:
     """Return the stored fields of an object that topoproxy may have written."""
     managers = {entry.get("manager") for entry in item["metadata"].get("managedFields") or ()}
     return str(item["metadata"]["resourceVersion"]), FIELD_OWNER in managers
@@ -44,7 +44,7 @@ async def remove_object(api: ApiClient, path: str) -> None:
         if error.status == 404:
             return
         raise
-    _, has_own_fields = own_object(item)
+    _, has_own_fields = object_version(item)
     if not has_own_fields or (has_others_content(item) and await _remove_fields(api, path)):
         return
     await api.delete(path, uid=str(item["metadata"].get("uid") or ""))
@@ -53,7 +53,7 @@ async def remove_object(api: ApiClient, path: str) -> None:
 async def _remove_fields(api: ApiClient, path: str) -> bool:
     """Remove topoproxy's fields of an object; return whether it is valid without them."""
     *_, group, version, plural, name = path.split("/")
-    value = {"apiVersion": f"{group}/{version}", "kind": KINDS[plural], "metadata": {"name": name}}
+    value = {"apiVersion": f"{group}/{version}", "kind": KIND_BY_PLURAL[plural], "metadata": {"name": name}}
     try:
         await api.apply(path, value)
     except ApiServerError as error:

@@ -30,22 +30,22 @@ from proxy.model.backoff import Backoff
 from proxy.model.errors import TopoproxyError
 from proxy.telemetry.port import Telemetry
 
-LEAST_S = 1.0
+WRITE_INTERVAL_S = 1.0
 """The fewest seconds between two writes of one object."""
 WRITES_PER_SECOND, WRITE_BURST = 1.0, 5
 """Writes a second, of all objects together, and how many at once."""
-FAILED = Backoff(1.0, 4.0)
+FAILED_BACKOFF = Backoff(1.0, 4.0)
 """Seconds after a write that failed."""
-REFUSED = Backoff(2.0, 30.0)
+REFUSED_BACKOFF = Backoff(2.0, 30.0)
 """Seconds after a write that the API server refused: a change of permissions or of the CRD would help."""
-OVERWRITTEN = Backoff(1.0, 60.0, steady=600.0, tolerated=2, least=1.0)
+OVERWRITTEN_BACKOFF = Backoff(1.0, 60.0, steady=600.0, tolerated=2, least=1.0)
 """Seconds before fields are taken back from another program."""
 ONCE_LIMIT = 100
 ONCE_REFUSALS = 3
 """Refusals in a row after which an object with ``gives_up`` is forgotten: its namespace may be gone."""
 CANNOT_WRITE = "cannot write an object of the cluster"
 KEEPS_WRITING = "another program keeps writing an object of this agent"
-_TEMPORARY = (401, 408, 409, 429)
+_TEMPORARY_STATUSES = (401, 408, 409, 429)
 
 Write = Callable[[], Awaitable[JsonObject | None]]
 """A function that writes an object, or deletes it; returns the object afterwards."""
@@ -72,9 +72,9 @@ class _ManagedObject:
         versions: The resource versions of our own last writes.
         once: It is forgotten as soon as it is written.
         gives_up: It is forgotten after some refusals.
-        busy: A write is in flight.
-        meanwhile: The last version that the watch has brought during that write; empty for none, and None if
-            the object was deleted.
+        is_being_written: A write is in flight.
+        version_during_write: The last version that the watch has brought during that write; empty for none,
+            and None if the object was deleted.
     """
 
     wanted: object
@@ -92,8 +92,8 @@ class _ManagedObject:
     versions: deque[str] = field(default_factory=lambda: deque(maxlen=4))
     once: bool = False
     gives_up: bool = False
-    busy: bool = False
-    meanwhile: str | None = ""
+    is_being_written: bool = False
+    version_during_write: str | None = ""
 
     def waited(self, now: float) -> float:
         """Return how long it has been due, divided by its delay factor."""
@@ -145,7 +145,7 @@ class ObjectWriter:
                 wanted, write, delay_factor, self._now(), once=once, gives_up=gives_up
             )
             if once:
-                self._bound()
+                self._forget_oldest_once()
         elif managed.wanted == wanted:
             return
         else:
@@ -155,7 +155,7 @@ class ObjectWriter:
                 managed.delayed_until = 0.0
             managed.wanted, managed.write = wanted, write
             if managed.failures:  # something new may be accepted
-                soon = max(self._now() + LEAST_S, managed.refused_until)
+                soon = max(self._now() + WRITE_INTERVAL_S, managed.refused_until)
                 managed.failures, managed.due = 0, min(managed.due, soon)
         self._wake.set()
 
@@ -181,20 +181,20 @@ class ObjectWriter:
         managed = self._objects.get(path)
         if managed is None:
             return
-        if managed.busy:
-            managed.meanwhile = version
+        if managed.is_being_written:
+            managed.version_during_write = version
             return
         if managed.wanted is None or managed.written != managed.wanted or version in managed.versions:
             return
         now = self._now()
-        if now - managed.repaired > OVERWRITTEN.steady:
+        if now - managed.repaired > OVERWRITTEN_BACKOFF.steady:
             managed.overwritten = 0
             self._telemetry.resolved(KEEPS_WRITING, path=path)
         managed.overwritten += 1
         managed.repaired = now
-        managed.due = max(managed.due, now + OVERWRITTEN.delay(managed.overwritten))
+        managed.due = max(managed.due, now + OVERWRITTEN_BACKOFF.delay(managed.overwritten))
         managed.written = object()
-        if managed.overwritten > OVERWRITTEN.tolerated:
+        if managed.overwritten > OVERWRITTEN_BACKOFF.tolerated:
             self._telemetry.problem(KEEPS_WRITING, path=path)
         self._wake.set()
 
@@ -207,7 +207,7 @@ class ObjectWriter:
                 behind = [
                     (path, managed)
                     for path, managed in self._objects.items()
-                    if managed.written != managed.wanted and not managed.busy
+                    if managed.written != managed.wanted and not managed.is_being_written
                 ]
                 behind.sort(key=lambda entry: entry[1].waited(now), reverse=True)
                 pause = math.inf
@@ -219,15 +219,18 @@ class ObjectWriter:
                         pause = min(pause, wait)
                         continue
                     self._budget.take_token()
-                    managed.busy, managed.meanwhile = True, ""  # a slow write must not delay the others
-                    tasks.create_task(self._one(path, managed))
+                    managed.is_being_written, managed.version_during_write = (
+                        True,
+                        "",
+                    )  # a slow write must not delay the others
+                    tasks.create_task(self._write_object(path, managed))
                 try:
                     async with asyncio.timeout(pause if pause < math.inf else None):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
 
-    async def _one(self, path: str, managed: _ManagedObject) -> None:
+    async def _write_object(self, path: str, managed: _ManagedObject) -> None:
         wanted, began = managed.wanted, self._now()
         try:
             answer = await managed.write()
@@ -235,9 +238,9 @@ class ObjectWriter:
             self._failed(path, managed, error)
             return
         finally:
-            managed.busy = False
+            managed.is_being_written = False
             self._wake.set()
-        managed.failures, managed.written, managed.due = 0, wanted, began + LEAST_S
+        managed.failures, managed.written, managed.due = 0, wanted, began + WRITE_INTERVAL_S
         self._telemetry.resolved(CANNOT_WRITE, path=_reported(path, managed))
         if self._objects.get(path) is not managed:
             return
@@ -247,10 +250,10 @@ class ObjectWriter:
         version = str(((answer or {}).get("metadata") or {}).get("resourceVersion") or "")
         if version:
             managed.versions.append(version)
-        if managed.meanwhile is None or _is_newer(managed.meanwhile, version):
-            self.observed(path, managed.meanwhile)
+        if managed.version_during_write is None or _is_newer(managed.version_during_write, version):
+            self.observed(path, managed.version_during_write)
 
-    def _bound(self) -> None:
+    def _forget_oldest_once(self) -> None:
         single = [
             path
             for path, managed in self._objects.items()
@@ -260,7 +263,11 @@ class ObjectWriter:
             del self._objects[path]
 
     def _failed(self, path: str, managed: _ManagedObject, error: TopoproxyError) -> None:
-        refused = isinstance(error, ApiServerError) and error.status < 500 and error.status not in _TEMPORARY
+        refused = (
+            isinstance(error, ApiServerError)
+            and error.status < 500
+            and error.status not in _TEMPORARY_STATUSES
+        )
         if isinstance(error, ApiUnreachableError):
             self._budget.return_token()
         if self._objects.get(path) is not managed:
@@ -269,7 +276,7 @@ class ObjectWriter:
         managed.written = object()  # even a write without an answer may have taken effect
         managed.refusals = managed.refusals + 1 if refused else 0
         # A starting API server refuses for a moment: attempts during the outage before it do not count.
-        pause = REFUSED.delay(managed.refusals) if refused else FAILED.delay(managed.failures)
+        pause = REFUSED_BACKOFF.delay(managed.refusals) if refused else FAILED_BACKOFF.delay(managed.failures)
         managed.refused_until = self._now() + retry_after(error)
         managed.due = max(self._now() + pause, managed.refused_until)
         reported = _reported(path, managed)

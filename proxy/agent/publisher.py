@@ -21,14 +21,14 @@ from proxy.agent.api_client import ApiServerError, JsonObject, retry_after
 from proxy.agent.event_writer import EventWriter
 from proxy.agent.node_follower import DaemonNotice, NodeFollower
 from proxy.agent.node_status import (
-    NODES,
+    NODES_PATH,
     PublishedStatus,
     StatusFields,
     condition_of,
     status_fields,
-    unreachable,
+    unreachable_condition,
 )
-from proxy.agent.object_removal import OwnObject, own_object, remove_object
+from proxy.agent.object_removal import ObjectVersion, object_version, remove_object
 from proxy.agent.object_writer import ObjectWriter, Write
 from proxy.agent.objects import node_resource_topology as nrt
 from proxy.agent.objects import numatopology as volcano
@@ -73,11 +73,11 @@ class Publisher:
         self._settings = session.config.cluster
         self.writer = ObjectWriter(session.telemetry)
         self.follower = NodeFollower(
-            session.daemon, session.node, session.telemetry, self._followed, self._silent
+            session.daemon, session.node, session.telemetry, self._page_changed, self._daemon_unreachable
         )
         self._status = PublishedStatus(session, self.writer, wall_clock)
         self._named = {"fieldSelector": f"metadata.name={session.node}"}
-        self._silence: TopoproxyError | None = None
+        self._unreachable_cause: TopoproxyError | None = None
         self._groups: dict[str, list[str]] = {}
         self._allocations = True
         self._placed_by: tuple[object, object] = None, None
@@ -89,7 +89,7 @@ class Publisher:
     async def run(self) -> None:
         """Publish until cancelled."""
         node = self._session.watcher(
-            NODES, status_fields, selectors=self._named, changed=self._node_changed, metadata_only=False
+            NODES_PATH, status_fields, selectors=self._named, changed=self._node_changed, metadata_only=False
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -127,7 +127,7 @@ class Publisher:
                 self._groups = groups
                 self._report_missing_version()
                 pause = RETURNS_S if self._drop_former() else DISCOVER_S
-                self._watch_own(tasks)
+                self._watch_published_objects(tasks)
                 self._withdraw_turned_off()
                 self._publish()
             await asyncio.sleep(pause)
@@ -159,17 +159,17 @@ class Publisher:
             self._placed_by = None, None
         return bool(former)
 
-    def _watch_own(self, tasks: asyncio.TaskGroup) -> None:
+    def _watch_published_objects(self, tasks: asyncio.TaskGroup) -> None:
         """Watch the objects that are published, to notice other writers."""
         for collection in (self._numatopologies, self._topologies):
             if not collection or collection in self._watchers:
                 continue
             path = f"{collection}/{self._session.node}"
-            watcher: Watcher[OwnObject] = self._session.watcher(
+            watcher: Watcher[ObjectVersion] = self._session.watcher(
                 collection,
-                own_object,
+                object_version,
                 selectors=self._named,
-                changed=partial(self._own_changed, path),
+                changed=partial(self._object_changed, path),
                 metadata_only=True,
             )
             self._watchers[collection] = tasks.create_task(watcher.run())
@@ -187,9 +187,9 @@ class Publisher:
                 path, None, partial(remove_object, self._session.api, path), once=True, gives_up=True
             )
 
-    def _own_changed(self, path: str, _: Key, own: OwnObject | None) -> None:
+    def _object_changed(self, path: str, _: Key, value: ObjectVersion | None) -> None:
         """Handle a new version of an object, or its end; withdraw an object of an earlier run."""
-        version, has_own_fields = own or (None, False)
+        version, has_own_fields = value or (None, False)
         self.writer.observed(path, version)
         if not has_own_fields:
             self._existing.discard(path)
@@ -228,7 +228,7 @@ class Publisher:
 
     def _node_changed(self, key: Key, fields: StatusFields | None) -> None:
         """Handle a change of the Node object; a new one of this name lacks the condition and the objects."""
-        if self._status.changed(fields):
+        if self._status.node_changed(fields):
             if not self._status.uid:
                 self._forget()
             self._publish()
@@ -241,8 +241,8 @@ class Publisher:
 
     # -- what the daemon reports -----------------------------------------------------------------------------
 
-    def _followed(self, before: NodePage | None, page: NodePage, notices: list[DaemonNotice]) -> None:
-        self._silence = None
+    def _page_changed(self, before: NodePage | None, page: NodePage, notices: list[DaemonNotice]) -> None:
+        self._unreachable_cause = None
         if page.mode == NodeMode.PASSTHROUGH:
             self._session.telemetry.event("the daemon is in mode passthrough: nothing is published")
         self._publish()
@@ -256,8 +256,8 @@ class Publisher:
             if noticed is not None:
                 self._events.write_occurrence(noticed)
 
-    def _silent(self, error: TopoproxyError) -> None:
-        self._silence = error
+    def _daemon_unreachable(self, error: TopoproxyError) -> None:
+        self._unreachable_cause = error
         self._publish()
 
     # -- what is written ----------------------------------------------------------------------------------
@@ -265,8 +265,8 @@ class Publisher:
     def _publish(self) -> None:
         """Write all objects that follow from the known facts."""
         page = self.follower.page
-        if self._silence is not None:
-            self._status.want_condition(unreachable(self._silence))
+        if self._unreachable_cause is not None:
+            self._status.want_condition(unreachable_condition(self._unreachable_cause))
         elif page is not None:
             self._status.want_condition(condition_of(page))
         if not self._status.uid:
@@ -277,7 +277,7 @@ class Publisher:
             self._annotations.withdraw_earlier()
         if page is None:
             return
-        self._status.count_devices(healthy_devices(page.device_resources) if page.published else {})
+        self._status.want_devices(healthy_devices(page.device_resources) if page.published else {})
         if not page.published:
             self.withdraw()
             return

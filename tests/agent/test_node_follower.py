@@ -10,7 +10,7 @@ import pytest
 
 from proxy import logs
 from proxy.agent.daemon_client import DaemonClient
-from proxy.agent.node_follower import SILENT_S, WAIT_S, NodeFollower
+from proxy.agent.node_follower import CHANGES_WAIT_S, SILENT_S, NodeFollower
 from proxy.model.errors import TopoproxyError, UnavailableError
 from tests.agent.objects.test_objects import PAGE
 from tests.testkit.simulated_clock import run_simulated
@@ -31,7 +31,7 @@ class HangingDaemon:
             await asyncio.sleep(timeout)
             raise UnavailableError("no answer")
         if route == "/changes":
-            await asyncio.sleep(WAIT_S)
+            await asyncio.sleep(CHANGES_WAIT_S)
             return {"version": "1", "notices": []}
         return PAGE
 
@@ -50,7 +50,7 @@ def test_a_daemon_that_does_not_answer_counts_as_unreachable_after_its_limit(fau
             lambda error: silences.append((loop.time(), error)),
         )
         task = asyncio.create_task(follower.run())
-        await asyncio.sleep(3 * WAIT_S + 1)
+        await asyncio.sleep(3 * CHANGES_WAIT_S + 1)
         assert follower.page is not None
         assert not silences
         setattr(daemon, fault, True)
@@ -58,6 +58,6 @@ def test_a_daemon_that_does_not_answer_counts_as_unreachable_after_its_limit(fau
         await asyncio.sleep(4 * SILENT_S)
         task.cancel()
         ((at, _),) = silences
-        assert SILENT_S - WAIT_S < at - began <= WAIT_S + SILENT_S + 3
+        assert SILENT_S - CHANGES_WAIT_S < at - began <= CHANGES_WAIT_S + SILENT_S + 3
 
     run_simulated(run())

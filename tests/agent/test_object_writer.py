@@ -21,11 +21,13 @@ LEAST = 0.05
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_S", LEAST)
+    monkeypatch.setattr(module, "WRITE_INTERVAL_S", LEAST)
     monkeypatch.setattr(module, "WRITE_BURST", 1000)
-    monkeypatch.setattr(module, "FAILED", Backoff(0.02, 0.05))
-    monkeypatch.setattr(module, "REFUSED", Backoff(0.2, 0.4))
-    monkeypatch.setattr(module, "OVERWRITTEN", Backoff(0.05, 1.0, steady=5.0, tolerated=2, least=0.05))
+    monkeypatch.setattr(module, "FAILED_BACKOFF", Backoff(0.02, 0.05))
+    monkeypatch.setattr(module, "REFUSED_BACKOFF", Backoff(0.2, 0.4))
+    monkeypatch.setattr(
+        module, "OVERWRITTEN_BACKOFF", Backoff(0.05, 1.0, steady=5.0, tolerated=2, least=0.05)
+    )
 
 
 class WrittenServer:
@@ -319,8 +321,8 @@ def test_single_writes_that_fail_are_one_problem_of_their_collection() -> None:
 
 
 def test_only_writes_with_a_limit_are_dropped_after_some_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REFUSED", Backoff(0.01, 0.01))
-    monkeypatch.setattr(module, "FAILED", Backoff(0.01, 0.01))
+    monkeypatch.setattr(module, "REFUSED_BACKOFF", Backoff(0.01, 0.01))
+    monkeypatch.setattr(module, "FAILED_BACKOFF", Backoff(0.01, 0.01))
     tries = {"event": 0, "amounts": 0, "unreachable": 0}
 
     async def test(server: WrittenServer) -> None:
@@ -340,7 +342,7 @@ def test_only_writes_with_a_limit_are_dropped_after_some_refusals(monkeypatch: p
 
 
 def test_a_dropped_write_is_no_longer_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REFUSED", Backoff(0.05, 0.05))
+    monkeypatch.setattr(module, "REFUSED_BACKOFF", Backoff(0.05, 0.05))
 
     async def test(server: WrittenServer) -> None:
         async def refuse() -> None:

@@ -36,10 +36,10 @@ OLD_TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_writer, "LEAST_S", 0.05)
+    monkeypatch.setattr(object_writer, "WRITE_INTERVAL_S", 0.05)
     monkeypatch.setattr(object_writer, "WRITE_BURST", 1000)
-    monkeypatch.setattr(object_writer, "FAILED", Backoff(0.02, 0.05))
-    monkeypatch.setattr(node_follower, "APART_S", 0.01)
+    monkeypatch.setattr(object_writer, "FAILED_BACKOFF", Backoff(0.02, 0.05))
+    monkeypatch.setattr(node_follower, "READ_INTERVAL_S", 0.01)
     monkeypatch.setattr(node_follower, "PAUSES", Backoff(0.01, 0.02))
     monkeypatch.setattr(node_follower, "SILENT_S", 0.1)
 
@@ -759,8 +759,8 @@ def test_the_amount_of_a_withdrawn_resource_is_left_to_kubelet() -> None:
 def test_device_amounts_that_are_refused_or_reset_again_and_again_are_written_ever_more_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(object_writer, "REFUSED", Backoff(0.2, 0.2))
-    monkeypatch.setattr(object_writer, "OVERWRITTEN", Backoff(0.2, 1.0, steady=600.0, tolerated=2))
+    monkeypatch.setattr(object_writer, "REFUSED_BACKOFF", Backoff(0.2, 0.2))
+    monkeypatch.setattr(object_writer, "OVERWRITTEN_BACKOFF", Backoff(0.2, 1.0, steady=600.0, tolerated=2))
     status = f"{NODES}/n1/status"
 
     async def test(published: Published) -> None:
@@ -923,7 +923,7 @@ def test_content_of_other_programs_in_an_object_stays(
 def test_an_object_that_is_turned_off_and_that_may_not_be_read_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(object_writer, "REFUSED", Backoff(0.02, 0.05))
+    monkeypatch.setattr(object_writer, "REFUSED_BACKOFF", Backoff(0.02, 0.05))
 
     async def test(published: Published) -> None:
         published.api.answers[f"{VOLCANO}/n1"] = [403] * 10

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from proxy import logs
 from proxy.agent.api_client import ApiServerError, ApiUnreachableError, JsonObject
-from proxy.agent.object_writer import LEAST_S, WRITE_BURST, ObjectWriter, WriteBudget
+from proxy.agent.object_writer import WRITE_BURST, WRITE_INTERVAL_S, ObjectWriter, WriteBudget
 from proxy.agent.pod_annotations import DELAY_FACTOR
 from proxy.agent.publisher import FINGERPRINT_S
 from tests.testkit.simulated_clock import run_simulated
@@ -113,7 +113,11 @@ def test_a_change_that_is_not_urgent_is_written_once_it_has_waited() -> None:
             server.want("node", number, delay_s=FINGERPRINT_S)
             await asyncio.sleep(0.2)
         await asyncio.sleep(5.0)
-        assert [at for at, _ in server.writes] == [0.0, 5.0 + FINGERPRINT_S, 5.0 + FINGERPRINT_S + LEAST_S]
+        assert [at for at, _ in server.writes] == [
+            0.0,
+            5.0 + FINGERPRINT_S,
+            5.0 + FINGERPRINT_S + WRITE_INTERVAL_S,
+        ]
 
     play(test)
 

@@ -140,16 +140,18 @@ class RejectedPodEnding:
     async def run(self) -> None:
         """End rejected pods until cancelled."""
         session = self._session
-        follower = NodeFollower(session.daemon, session.node, session.telemetry, self._followed, self._silent)
+        follower = NodeFollower(
+            session.daemon, session.node, session.telemetry, self._page_changed, self._daemon_unreachable
+        )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follower.run())
             tasks.create_task(self._work())
 
-    def _followed(self, before: NodePage | None, page: NodePage, notices: list[DaemonNotice]) -> None:
+    def _page_changed(self, before: NodePage | None, page: NodePage, notices: list[DaemonNotice]) -> None:
         self._page = page
         self._changed.set()
 
-    def _silent(self, error: TopoproxyError) -> None:
+    def _daemon_unreachable(self, error: TopoproxyError) -> None:
         self._page = None
 
     async def _work(self) -> None:

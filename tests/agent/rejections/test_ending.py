@@ -654,7 +654,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending_module, "RECHECK_S", 0.01)
     monkeypatch.setattr(ending_module, "PAUSES", Backoff(0.01, 0.05))
     monkeypatch.setattr(node_follower, "PAUSES", Backoff(0.01, 0.02))
-    monkeypatch.setattr(node_follower, "APART_S", 0.01)
+    monkeypatch.setattr(node_follower, "READ_INTERVAL_S", 0.01)
 
 
 async def run_until(
