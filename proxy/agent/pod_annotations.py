@@ -9,7 +9,7 @@ from __future__ import annotations
 from proxy.agent.api_client import LIST_METADATA, ApiServerError, JsonObject
 from proxy.agent.object_writer import ObjectWriter, Write
 from proxy.agent.objects.node_page import NodePage
-from proxy.agent.objects.pod_events import PODS, annotated_pods, withdrawn, written_here
+from proxy.agent.objects.pod_events import PODS, annotated_pods, removal_patch, written_patches
 from proxy.agent.session import AgentSession
 
 DELAY_FACTOR = 30.0
@@ -32,7 +32,7 @@ class PodAnnotations:
         self._session = session
         self._writer = writer
         self._patches: dict[str, JsonObject] = {}
-        self._has_looked = False
+        self._has_searched = False
 
     def update(self, page: NodePage) -> None:
         """Annotate the pods of a page whose CPUs were chosen on this node, and no others."""
@@ -41,7 +41,7 @@ class PodAnnotations:
             self._remove(path)
         for path, patch in patches.items():
             self._patches[path] = patch
-            self._writer.want(path, patch, self._merge(path, patch), delay_factor=DELAY_FACTOR)
+            self._writer.want(path, patch, self._merge_write(path, patch), delay_factor=DELAY_FACTOR)
 
     def withdraw(self) -> None:
         """Remove all annotations that this run has written."""
@@ -51,13 +51,13 @@ class PodAnnotations:
     def forget(self) -> None:
         """Forget all annotations: the Node object was deleted. Earlier ones are looked for again."""
         self._patches.clear()
-        self._has_looked = False
+        self._has_searched = False
 
     def withdraw_earlier(self) -> None:
         """Look once for annotations of an earlier run that are not wanted any more, and remove them."""
-        if self._has_looked:
+        if self._has_searched:
             return
-        self._has_looked = True
+        self._has_searched = True
         self._writer.want(
             f"{PODS}?{self._session.node}",
             True,
@@ -70,16 +70,16 @@ class PodAnnotations:
     async def _withdraw_listed(self) -> None:
         of_node = {"fieldSelector": f"spec.nodeName={self._session.node}"}
         async for page in self._session.api.pages(PODS, of_node, LIST_METADATA):
-            for path, patch in written_here(page.get("items") or ()).items():
+            for path, patch in written_patches(page.get("items") or ()).items():
                 if path not in self._patches:
-                    remove = self._merge(path, withdrawn(patch))
+                    remove = self._merge_write(path, removal_patch(patch))
                     self._writer.want(path, None, remove, delay_factor=DELAY_FACTOR)
 
     def _remove(self, path: str) -> None:
         patch = self._patches.pop(path)
-        self._writer.withdraw(path, self._merge(path, withdrawn(patch)))
+        self._writer.withdraw(path, self._merge_write(path, removal_patch(patch)))
 
-    def _merge(self, path: str, patch: JsonObject) -> Write:
+    def _merge_write(self, path: str, patch: JsonObject) -> Write:
         """Return a write of a pod; it does nothing for a pod that is gone or was replaced by another.
 
         If others change the pod at the same time, the API server gives up the patch with a conflict, too.

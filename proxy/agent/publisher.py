@@ -44,7 +44,7 @@ from proxy.model.mode import NodeMode
 from proxy.observe.device_capacity import healthy_devices
 
 KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh"})
-DISCOVER_S, RETURNS_S = 300.0, 10.0
+DISCOVER_S, MISSING_API_S = 300.0, 10.0
 """Seconds between two readings of the APIs, and seconds after a reading that lacks an API in use: an API
 server that has just started may not serve all CRDs yet."""
 RETRY_S = 2.0
@@ -76,11 +76,11 @@ class Publisher:
             session.daemon, session.node, session.telemetry, self._page_changed, self._daemon_unreachable
         )
         self._status = PublishedStatus(session, self.writer, wall_clock)
-        self._named = {"fieldSelector": f"metadata.name={session.node}"}
+        self._node_selector = {"fieldSelector": f"metadata.name={session.node}"}
         self._unreachable_cause: TopoproxyError | None = None
         self._groups: dict[str, list[str]] = {}
-        self._allocations = True
-        self._placed_by: tuple[object, object] = None, None
+        self._has_pod_allocations = True
+        self._scheduler_content: tuple[object, object] = None, None
         self._annotations = PodAnnotations(session, self.writer)
         self._events = EventWriter(session, self.writer, wall_clock)
         self._watchers: dict[str, asyncio.Task[None]] = {}
@@ -89,7 +89,11 @@ class Publisher:
     async def run(self) -> None:
         """Publish until cancelled."""
         node = self._session.watcher(
-            NODES_PATH, status_fields, selectors=self._named, changed=self._node_changed, metadata_only=False
+            NODES_PATH,
+            status_fields,
+            selectors=self._node_selector,
+            changed=self._node_changed,
+            metadata_only=False,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -126,7 +130,7 @@ class Publisher:
             if groups != self._groups:
                 self._groups = groups
                 self._report_missing_version()
-                pause = RETURNS_S if self._drop_former() else DISCOVER_S
+                pause = MISSING_API_S if self._drop_unused_collections() else DISCOVER_S
                 self._watch_published_objects(tasks)
                 self._withdraw_turned_off()
                 self._publish()
@@ -141,7 +145,7 @@ class Publisher:
         else:
             self._session.telemetry.resolved(CANNOT_PUBLISH_TOPOLOGY)
 
-    def _drop_former(self) -> bool:
+    def _drop_unused_collections(self) -> bool:
         """Stop watching and writing objects in collections that are no longer used for publishing.
 
         Two versions of NodeResourceTopology are views of one object: if both were written, it would never
@@ -150,25 +154,25 @@ class Publisher:
         Returns:
             Whether there were any.
         """
-        former = self._watchers.keys() - {self._numatopologies, self._topologies}
+        former = self._watchers.keys() - {self._numatopology_collection, self._topology_collection}
         for collection in former:
             self._watchers.pop(collection).cancel()
             path = f"{collection}/{self._session.node}"
             self.writer.forget(path)
             self._existing.discard(path)
-            self._placed_by = None, None
+            self._scheduler_content = None, None
         return bool(former)
 
     def _watch_published_objects(self, tasks: asyncio.TaskGroup) -> None:
         """Watch the objects that are published, to notice other writers."""
-        for collection in (self._numatopologies, self._topologies):
+        for collection in (self._numatopology_collection, self._topology_collection):
             if not collection or collection in self._watchers:
                 continue
             path = f"{collection}/{self._session.node}"
             watcher: Watcher[ObjectVersion] = self._session.watcher(
                 collection,
                 object_version,
-                selectors=self._named,
+                selectors=self._node_selector,
                 changed=partial(self._object_changed, path),
                 metadata_only=True,
             )
@@ -180,7 +184,7 @@ class Publisher:
         if not self._settings.numatopology and "nodeinfo.volcano.sh" in self._groups:
             turned_off.append(volcano.PATH)
         if self._settings.node_resource_topology is TopologyObject.NONE and self._groups.get(nrt.GROUP):
-            turned_off.append(nrt.path(self._groups[nrt.GROUP][0]))
+            turned_off.append(nrt.collection_path(self._groups[nrt.GROUP][0]))
         for collection in turned_off:
             path = f"{collection}/{self._session.node}"
             self.writer.want(
@@ -199,22 +203,22 @@ class Publisher:
                 self._publish()
 
     @property
-    def _numatopologies(self) -> str:
+    def _numatopology_collection(self) -> str:
         """The collection of Numatopology objects; empty if none is published."""
         return volcano.PATH if self._settings.numatopology and "nodeinfo.volcano.sh" in self._groups else ""
 
     @property
-    def _topologies(self) -> str:
+    def _topology_collection(self) -> str:
         """The collection of NodeResourceTopology objects; empty if none is published."""
         versions = self._groups.get(nrt.GROUP, [])
         if not versions or self._settings.node_resource_topology is TopologyObject.NONE:
             return ""
-        if not self._koordinator:
-            return nrt.path(nrt.NFD_VERSION) if nrt.NFD_VERSION in versions else ""
-        return nrt.path("v1alpha1" if "v1alpha1" in versions else versions[0])
+        if not self._is_koordinator_form:
+            return nrt.collection_path(nrt.NFD_VERSION) if nrt.NFD_VERSION in versions else ""
+        return nrt.collection_path("v1alpha1" if "v1alpha1" in versions else versions[0])
 
     @property
-    def _koordinator(self) -> bool:
+    def _is_koordinator_form(self) -> bool:
         """Whether the object is written as Koordinator's agent does."""
         form = self._settings.node_resource_topology
         if form is not TopologyObject.AUTO:
@@ -281,22 +285,26 @@ class Publisher:
         if not page.published:
             self.withdraw()
             return
-        if collection := self._numatopologies:
-            self._want(collection, volcano.numatopology(page, allocations=self._allocations), self._volcano)
-        if collection := self._topologies:
+        if collection := self._numatopology_collection:
+            self._want(
+                collection,
+                volcano.numatopology(page, allocations=self._has_pod_allocations),
+                self._numatopology_write,
+            )
+        if collection := self._topology_collection:
             version = collection.split("/")[3]
-            koordinator = self._koordinator
+            koordinator = self._is_koordinator_form
             value = nrt.koordinator_topology(page, version) if koordinator else nrt.nfd_topology(page)
-            before, self._placed_by = self._placed_by, nrt.placed_by(value)
+            before, self._scheduler_content = self._scheduler_content, nrt.scheduler_content(value)
             pauses = 0.0, FINGERPRINT_S, FIGURES_S
             unchanged = sum(
-                field == published for field, published in zip(before, self._placed_by, strict=True)
+                field == published for field, published in zip(before, self._scheduler_content, strict=True)
             )
-            self._want(collection, value, self._apply, pauses[unchanged])
+            self._want(collection, value, self._apply_write, pauses[unchanged])
 
     def withdraw(self) -> None:
         """Remove everything that was published about the node and its pods."""
-        for collection in (self._numatopologies, self._topologies):
+        for collection in (self._numatopology_collection, self._topology_collection):
             if collection:
                 path = f"{collection}/{self._session.node}"
                 remove = partial(remove_object, self._session.api, path)
@@ -316,10 +324,10 @@ class Publisher:
         owned = nrt.with_owner(value, self._session.node, self._status.uid)
         self.writer.want(path, msgspec.json.encode(owned), write(path, owned), delay_s=delay_s)
 
-    def _apply(self, path: str, value: JsonObject) -> Write:
+    def _apply_write(self, path: str, value: JsonObject) -> Write:
         return lambda: self._session.api.apply(path, value)
 
-    def _volcano(self, path: str, value: JsonObject) -> Write:
+    def _numatopology_write(self, path: str, value: JsonObject) -> Write:
         """Return a write of a Numatopology that leaves out a field which the CRD does not have."""
 
         async def write() -> JsonObject:
@@ -328,7 +336,7 @@ class Publisher:
             except ApiServerError as error:
                 if volcano.POD_ALLOCATIONS not in str(error):
                     raise
-                self._allocations = False
+                self._has_pod_allocations = False
                 reduced = {key: part for key, part in value["spec"].items() if key != volcano.POD_ALLOCATIONS}
                 return await self._session.api.apply(path, {**value, "spec": reduced})
 

@@ -48,10 +48,10 @@ REFUSALS_UNTIL_ABSENT = 6
 ABSENT_S = 60.0
 """Seconds before another request for a collection that does not exist (its CRD is not installed), or that the
 credentials do not permit."""
-LASTS_S = 90
+WATCH_S = 90
 """Seconds after which the server ends a watch. Bookmarks come about once a minute, but there are none if
 nothing changes and etcd does not report its progress to the API server."""
-SILENCE_S = LASTS_S + 10.0
+SILENCE_S = WATCH_S + 10.0
 """Seconds without a byte after which a connection is dead: its watch should have ended."""
 UNREADABLE = "cannot read an object of the cluster"
 _UNDECODABLE = (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -99,8 +99,8 @@ class Watcher(Generic[T]):
         self._changed = changed
         self._accept, self._watch_accept = (LIST_METADATA, OBJECT_METADATA) if metadata_only else (JSON, JSON)
         self._version = ""
-        self._contact: float | None = None
-        self._forbidden = 0
+        self._last_contact: float | None = None
+        self._refusals = 0
         self._unreadable: set[Key] = set()
         self.values: dict[Key, T] = {}
         self.listed = asyncio.Event()
@@ -113,7 +113,7 @@ class Watcher(Generic[T]):
 
         A connection that is dead looks like one that has nothing to send, for up to ``SILENCE_S``.
         """
-        return None if self._contact is None else asyncio.get_running_loop().time() - self._contact
+        return None if self._last_contact is None else asyncio.get_running_loop().time() - self._last_contact
 
     @property
     def version(self) -> str:
@@ -130,7 +130,7 @@ class Watcher(Generic[T]):
                     await self._list()
                 await self._follow()
             except ApiServerError as error:
-                least, requested = self._refused(error), retry_after(error)
+                least, requested = self._handle_refusal(error), retry_after(error)
             except NoCredentialsError as error:
                 least = PAUSES.longest
                 self._telemetry.problem("cannot follow the cluster", path=self._path, err=error)
@@ -142,19 +142,19 @@ class Watcher(Generic[T]):
             spread = random.uniform(0.6, 1.0)  # noqa: S311  spreads nodes after an outage
             await asyncio.sleep(max(pause * spread, requested))
 
-    def _refused(self, error: ApiServerError) -> float:
+    def _handle_refusal(self, error: ApiServerError) -> float:
         """Handle an error that the API server has answered; return the shortest pause."""
         if error.status == 410:
             self._version = ""
             return 0.0
         if error.status == 403:
-            self._forbidden += 1
-        is_refused = self._forbidden >= REFUSALS_UNTIL_ABSENT
+            self._refusals += 1
+        is_refused = self._refusals >= REFUSALS_UNTIL_ABSENT
         if error.status == 404 or is_refused:
             self._version, self.present = "", False
             self.listed.set()
         if error.status == 404:
-            self._contact = None
+            self._last_contact = None
             self._replace({}, set())
             return ABSENT_S
         self._telemetry.problem("cannot follow the cluster", path=self._path, err=error)
@@ -174,7 +174,7 @@ class Watcher(Generic[T]):
         self.present = True
         self._replace(values, listed)
         self._version = version  # after an error above, the collection is listed again
-        self._answers()
+        self._record_answer()
         self.listed.set()
 
     async def _follow(self) -> None:
@@ -183,14 +183,14 @@ class Watcher(Generic[T]):
             **self._selectors,
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(LASTS_S),
+            "timeoutSeconds": str(WATCH_S),
         }
         async with self._api.watch(self._path, params, SILENCE_S, self._watch_accept) as lines:
-            self._answers()
+            self._record_answer()
             async for line in lines:
                 if line:
                     self._handle(line)
-                self._contact = asyncio.get_running_loop().time()
+                self._last_contact = asyncio.get_running_loop().time()
 
     def _handle(self, line: bytes) -> None:
         try:
@@ -206,7 +206,7 @@ class Watcher(Generic[T]):
         if kind == "BOOKMARK":
             return
         if kind == "DELETED":
-            self._readable(key)
+            self._resolve_unreadable(key)
         self._set(key, None if kind == "DELETED" else self._digested(item))
 
     def _error(self, status: JsonObject) -> ApiServerError:
@@ -214,9 +214,9 @@ class Watcher(Generic[T]):
         message = f"cannot watch {self._path} at the API server: {status.get('message', '')}"
         return ApiServerError(message, int(status.get("code") or 500), str(status.get("reason", "")))
 
-    def _answers(self) -> None:
+    def _record_answer(self) -> None:
         self.is_open = True
-        self._contact, self._forbidden = asyncio.get_running_loop().time(), 0
+        self._last_contact, self._refusals = asyncio.get_running_loop().time(), 0
         self._telemetry.resolved("cannot follow the cluster", path=self._path)
 
     def _digested(self, item: JsonObject) -> T | None:
@@ -227,10 +227,10 @@ class Watcher(Generic[T]):
             self._unreadable.add(key)
             self._telemetry.problem(UNREADABLE, path=self._path, object=_name(key), err=error)
             return None
-        self._readable(key)
+        self._resolve_unreadable(key)
         return value
 
-    def _readable(self, key: Key) -> None:
+    def _resolve_unreadable(self, key: Key) -> None:
         """Report that an object can be read again, or is gone."""
         if key in self._unreadable:
             self._unreadable.discard(key)
@@ -240,7 +240,7 @@ class Watcher(Generic[T]):
         for key in [key for key in self.values if key not in values]:
             self._set(key, None)
         for key in self._unreadable - listed:
-            self._readable(key)
+            self._resolve_unreadable(key)
         for key, value in values.items():
             self._set(key, value)
 

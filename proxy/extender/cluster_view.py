@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject, retry_after
 from proxy.agent.objects.node_resource_topology import GROUP
-from proxy.agent.objects.node_resource_topology import path as topology_path
+from proxy.agent.objects.node_resource_topology import collection_path as topology_path
 from proxy.agent.objects.numatopology import PATH as NUMATOPOLOGIES
 from proxy.agent.watcher import Key, Watcher
 from proxy.executor.background import run_with_restarts

@@ -61,7 +61,7 @@ _BY_REASON = {
     ),
 }
 
-_ANYWHERE = (
+_EVERYWHERE_REASONS = (
     "InvalidCPUSet",
     "InvalidCPURequest",
     "RefusedByHook",
@@ -112,7 +112,7 @@ def help_for(record: Explanation) -> tuple[str, ...]:
         and not any(_cannot(answer) for answer in record.answers)
     ):
         texts.append(_other_policy(record.merge.policy, record.merge.best))
-    if reason not in _ANYWHERE:
+    if reason not in _EVERYWHERE_REASONS:
         texts.append("Another node of the cluster may have room for it")
     return sentences(texts)
 

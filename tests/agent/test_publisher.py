@@ -224,7 +224,7 @@ def test_an_api_that_is_missing_for_a_moment_is_used_again_soon() -> None:
         )
         published.api.groups = groups
         published.daemon.change(freeCPUs="7")
-        await asyncio.sleep(publisher.RETURNS_S + 5.0)
+        await asyncio.sleep(publisher.MISSING_API_S + 5.0)
         assert published.get(VOLCANO)["spec"]["numares"]["cpu"]["allocatable"] == "7"
 
     publish(test)

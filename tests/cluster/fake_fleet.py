@@ -19,7 +19,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from proxy.agent.objects.node_page import NodePage, read_node_page
-from proxy.agent.objects.node_resource_topology import koordinator_topology, nfd_topology, path
+from proxy.agent.objects.node_resource_topology import collection_path, koordinator_topology, nfd_topology
 from proxy.agent.objects.numatopology import numatopology
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
@@ -47,8 +47,8 @@ POLL_S = 0.15
 
 FORMS: dict[str, tuple[str, Callable[[NodePage], Json]]] = {
     "numatopology": (NUMATOPOLOGIES, numatopology),
-    "nfd": (path("v1alpha2"), nfd_topology),
-    "koordinator": (path("v1alpha1"), koordinator_topology),
+    "nfd": (collection_path("v1alpha2"), nfd_topology),
+    "koordinator": (collection_path("v1alpha1"), koordinator_topology),
 }
 """Objects that describe a node: their collection, and what makes one."""
 

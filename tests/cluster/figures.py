@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from proxy.agent.watcher import LASTS_S
+from proxy.agent.watcher import WATCH_S
 from proxy.demo import client as demo
 from proxy.demo.client import DemoPod
 from proxy.model.idset import CpuSet
@@ -232,7 +232,7 @@ def show_fleet(change: Traffic, stored: dict[str, tuple[int, int]]) -> None:
             f"of the agents, {rate * writes * whole / 1e6:.1f} MB/s to each reader"
         )
     watches = FLEET_NODES * WATCHES
-    print(f"  watches: {watches} open, {watches / LASTS_S:.0f} opened per second")
+    print(f"  watches: {watches} open, {watches / WATCH_S:.0f} opened per second")
 
 
 def figures(plane: ControlPlane) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from proxy.agent import watcher as watcher_module
-from proxy.agent.objects.node_resource_topology import GROUP, path
+from proxy.agent.objects.node_resource_topology import GROUP, collection_path
 from proxy.extender import cluster_view as module
 from proxy.model.backoff import Backoff
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from tests.extender.running_extender import NODES, TOPOLOGIES, ClusterApi, RunningExtender
 from tests.testkit.waiting import until
 
-OLD = path("v1alpha1")
+OLD = collection_path("v1alpha1")
 DISCOVERY = f"/apis/{GROUP}"
 
 

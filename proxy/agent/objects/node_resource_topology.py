@@ -40,7 +40,7 @@ NFD_VERSION = "v1alpha2"
 """The version of the API that has the fields of NFD's form."""
 
 
-def path(version: str) -> str:
+def collection_path(version: str) -> str:
     """Return the path of the collection in a version of the API."""
     return f"/apis/{GROUP}/{version}/{PLURAL}"
 
@@ -102,7 +102,7 @@ def with_owner(value: Mapping[str, Any], node: str, uid: str) -> dict[str, Any]:
     return {**value, "metadata": {**value["metadata"], "ownerReferences": [owner]}}
 
 
-def placed_by(value: Mapping[str, Any]) -> tuple[object, object]:
+def scheduler_content(value: Mapping[str, Any]) -> tuple[object, object]:
     """Return what schedulers read (not the figures), first without the fingerprint, then with it."""
     notes = {name: text for name, text in value["metadata"]["annotations"].items() if name != FIGURES}
     fingerprint = notes.pop(ANNOTATION, "")

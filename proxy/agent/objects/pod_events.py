@@ -55,25 +55,25 @@ def _patch(pod: PublishedPod) -> dict[str, Any]:
     return {"metadata": {"uid": pod.uid, "annotations": {RESOURCE_STATUS: text}}}
 
 
-def withdrawn(patch: dict[str, Any]) -> dict[str, Any]:
+def removal_patch(patch: dict[str, Any]) -> dict[str, Any]:
     """Return the patch that removes the annotation of another patch."""
     return {"metadata": {"uid": patch["metadata"]["uid"], "annotations": {RESOURCE_STATUS: None}}}
 
 
-def written_here(pods: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def written_patches(pods: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the patches of annotations that topoproxy has written, from the pods at the API server."""
     patches = {}
     for pod in pods:
         metadata = pod.get("metadata") or {}
         text = (metadata.get("annotations") or {}).get(RESOURCE_STATUS)
-        if _is_ours(text):
+        if _is_written_by_topoproxy(text):
             path = pod_path(metadata["namespace"], metadata["name"])
             patch = {"uid": metadata["uid"], "annotations": {RESOURCE_STATUS: text}}
             patches[path] = {"metadata": patch}
     return patches
 
 
-def _is_ours(text: object) -> bool:
+def _is_written_by_topoproxy(text: object) -> bool:
     try:
         value = json.loads(str(text))
     except (ValueError, RecursionError):

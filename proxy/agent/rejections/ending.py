@@ -31,7 +31,7 @@ from proxy.agent.rejections.policy import (
     EndPod,
     PodAtServer,
     decide,
-    due,
+    frequent_rejections,
     pod_at_server,
     rejected_everywhere,
     without_former_pods,
@@ -145,7 +145,7 @@ class RejectedPodEnding:
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follower.run())
-            tasks.create_task(self._work())
+            tasks.create_task(self._decide_repeatedly())
 
     def _page_changed(self, before: NodePage | None, page: NodePage, notices: list[DaemonNotice]) -> None:
         self._page = page
@@ -154,7 +154,7 @@ class RejectedPodEnding:
     def _daemon_unreachable(self, error: TopoproxyError) -> None:
         self._page = None
 
-    async def _work(self) -> None:
+    async def _decide_repeatedly(self) -> None:
         later: float | None = RECHECK_S
         while True:
             try:
@@ -196,7 +196,7 @@ class RejectedPodEnding:
         self._pods = {uid: entry for uid, entry in self._pods.items() if uid in rejected}
         self._history.done = without_former_pods(self._history.done, rejected)
         undecided = [rejection for rejection in page.rejections if self._is_undecided(rejection)]
-        due_rejections = due(undecided, self._settings) if page.published else []
+        due_rejections = frequent_rejections(undecided, self._settings) if page.published else []
         later = await self._read(due_rejections)
         if page.published and undecided:
             later.append(RECHECK_S)
@@ -236,10 +236,10 @@ class RejectedPodEnding:
                     self._retries.failed(_READ, self._clock(), retry_after(error))
                     return [self._retries.remaining(_READ, self._clock())]
             self._retries.succeeded(_READ)
-            self._pods[rejection.uid] = self._meant(item, rejection), self._clock()
+            self._pods[rejection.uid] = self._rejected_pod(item, rejection), self._clock()
         return []
 
-    def _meant(self, item: JsonObject, rejection: Rejection) -> PodAtServer | None:
+    def _rejected_pod(self, item: JsonObject, rejection: Rejection) -> PodAtServer | None:
         """Return the rejected pod; None if the object is another pod of that name, or is bound elsewhere."""
         is_it = (item.get("metadata") or {}).get("uid") == rejection.uid
         is_here = (item.get("spec") or {}).get("nodeName") == self._session.node
@@ -274,7 +274,7 @@ class RejectedPodEnding:
             return False
         try:
             if end.policy is RejectedPolicy.FAIL:
-                value = _failed(end.rejection, timestamp(self._wall_clock()))
+                value = _failed_patch(end.rejection, timestamp(self._wall_clock()))
                 await self._session.api.merge(f"{_path(end.rejection)}/status", value)
             else:
                 await self._evict(end.rejection)
@@ -382,7 +382,7 @@ def _path(rejection: Rejection) -> str:
     return pod_path(namespace, name)
 
 
-def _failed(rejection: Rejection, at: str) -> JsonObject:
+def _failed_patch(rejection: Rejection, at: str) -> JsonObject:
     """Return the patch that fails a pod, as kubelet's admission does; for another uid it conflicts.
 
     kubelet takes a change of only the status for one of its own, and may write its old status over it

@@ -41,7 +41,7 @@ CONTROLLER_S, CONTROLLER_LONGEST_S = 60.0, 1800.0
 CONTROLLER_PAUSES = Backoff(CONTROLLER_S, CONTROLLER_LONGEST_S)
 FORGET_S = 2 * CONTROLLER_LONGEST_S
 """If no further pod of a controller ends for this long, the controller begins again with the first pause."""
-EVERYWHERE = frozenset(
+EVERYWHERE_REASONS = frozenset(
     {
         "InvalidCPUSet",
         "InvalidCPURequest",
@@ -180,10 +180,10 @@ class EndingDecision(Struct, frozen=True):
 
 def rejected_everywhere(rejection: Rejection) -> bool:
     """Return whether every node of the same configuration rejects the pod."""
-    return rejection.reason in EVERYWHERE or _NO_WHOLE_CORES in rejection.message
+    return rejection.reason in EVERYWHERE_REASONS or _NO_WHOLE_CORES in rejection.message
 
 
-def due(rejections: Iterable[Rejection], settings: RejectedPodsConfig) -> list[Rejection]:
+def frequent_rejections(rejections: Iterable[Rejection], settings: RejectedPodsConfig) -> list[Rejection]:
     """Return the rejections, one for each pod, that are frequent enough to end the pod if it permits that."""
     if settings.policy is RejectedPolicy.RETRY:
         return []
@@ -206,7 +206,7 @@ def decide(
     """Decide which pods end now.
 
     Args:
-        rejections: The rejections that are ``due``.
+        rejections: The rejections that are frequent enough (``frequent_rejections``).
         pods: The pods by uid that the API server has.
         settings: Of the operator.
         history: The pods that were ended before.

@@ -18,7 +18,7 @@ from proxy.agent.objects.pod_events import (
     notice_event,
     placed_events,
     rejection_event,
-    withdrawn,
+    removal_patch,
 )
 from proxy.model.errors import UnavailableError
 from proxy.pools.annotations import RESOURCE_STATUS, resource_status
@@ -213,7 +213,7 @@ def test_the_annotation_counts_for_schedulers_and_not_for_the_next_sandbox() -> 
     status, fault = resource_status({RESOURCE_STATUS: text})
     assert not status.cpus
     assert not fault
-    assert withdrawn(patch)["metadata"] == {"uid": "u1", "annotations": {RESOURCE_STATUS: None}}
+    assert removal_patch(patch)["metadata"] == {"uid": "u1", "annotations": {RESOURCE_STATUS: None}}
 
 
 def test_a_placement_is_an_event_once() -> None:

@@ -12,13 +12,13 @@ from proxy.agent.objects.node_page import Rejection
 from proxy.agent.rejections.policy import (
     CONTROLLER_LONGEST_S,
     CONTROLLER_S,
-    EVERYWHERE,
+    EVERYWHERE_REASONS,
     FORGET_S,
     EndedPods,
     EndingDecision,
     PodAtServer,
     decide,
-    due,
+    frequent_rejections,
     pod_at_server,
 )
 from proxy.config.cluster import RejectedPodsConfig, RejectedPolicy
@@ -42,7 +42,7 @@ def decided(
     now: float = 1000.0,
 ) -> EndingDecision:
     pods = {} if pod is None else {each.uid: pod for each in rejections}
-    return decide(due(rejections, settings), pods, settings, done, now)
+    return decide(frequent_rejections(rejections, settings), pods, settings, done, now)
 
 
 def test_nothing_is_done_before_enough_tries() -> None:
@@ -52,13 +52,15 @@ def test_nothing_is_done_before_enough_tries() -> None:
 
 
 def test_by_default_pods_are_retried_without_end() -> None:
-    assert due([rejection(count=999)], RejectedPodsConfig()) == []
+    assert frequent_rejections([rejection(count=999)], RejectedPodsConfig()) == []
 
 
 def test_a_pod_with_several_rejected_containers_ends_once() -> None:
     one, other = rejection(count=4), rejection(container="side", count=9)
-    assert [each.container for each in due([one, other, one], EVICT)] == ["side"]
-    assert due([rejection(uid="", count=9)], EVICT) == [], "a pod without a uid cannot be named"
+    assert [each.container for each in frequent_rejections([one, other, one], EVICT)] == ["side"]
+    assert frequent_rejections([rejection(uid="", count=9)], EVICT) == [], (
+        "a pod without a uid cannot be named"
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_a_running_pod_may_be_evicted() -> None:
     assert len(decided(rejection(), pod=structs.replace(OWNED, has_run=True)).ends) == 1
 
 
-@pytest.mark.parametrize("reason", sorted(EVERYWHERE))
+@pytest.mark.parametrize("reason", sorted(EVERYWHERE_REASONS))
 def test_a_pod_that_every_node_rejects_is_not_evicted_and_may_fail(reason: str) -> None:
     found = decided(rejection(reason=reason))
     assert (found.ends, "every node" in found.skipped[0].why) == ((), True)
