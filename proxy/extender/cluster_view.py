@@ -42,7 +42,7 @@ from proxy.telemetry.port import Telemetry
 
 T = TypeVar("T")
 TICK_S = 1.0
-PREFERRED = "v1alpha2"
+PREFERRED_VERSION = "v1alpha2"
 """The version of the NodeResourceTopologies that is followed if the cluster has it."""
 PAUSES = Backoff(0.25, 4.0)
 """Seconds before the API server is queried again for its versions."""
@@ -90,8 +90,8 @@ class ClusterView:
             selectors={"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"},
         )  # fmt: skip
         self.nodes = Watcher(api, "/api/v1/nodes", _node, telemetry, changed=self._node_changed)
-        self.numatopologies = self._objects(NUMATOPOLOGIES, read_numatopology)
-        self.topologies = self._topologies_in(PREFERRED)
+        self.numatopologies = self._object_watcher(NUMATOPOLOGIES, read_numatopology)
+        self.topologies = self._topology_watcher(PREFERRED_VERSION)
         self._version = ""
 
     @property
@@ -120,7 +120,7 @@ class ClusterView:
     def _watchers(self) -> tuple[Watcher[Any], ...]:
         return self.nodes, self.numatopologies, self.topologies, self.pods
 
-    def _objects(self, path: str, reader: Callable[[JsonObject], T]) -> Watcher[T | Unreadable]:
+    def _object_watcher(self, path: str, reader: Callable[[JsonObject], T]) -> Watcher[T | Unreadable]:
         def digest(raw: JsonObject) -> T | Unreadable:
             try:
                 return reader(raw)
@@ -131,8 +131,8 @@ class ClusterView:
             self._api, path, digest, self._telemetry, changed=lambda key, value: self._join(key[1])
         )
 
-    def _topologies_in(self, version: str) -> Watcher[ResourceTopologyFacts | Unreadable]:
-        return self._objects(topology_path(version), read_resource_topology)
+    def _topology_watcher(self, version: str) -> Watcher[ResourceTopologyFacts | Unreadable]:
+        return self._object_watcher(topology_path(version), read_resource_topology)
 
     async def _follow_topologies(self) -> None:
         """Follow the NodeResourceTopologies; look for their version again while there are none."""
@@ -144,7 +144,7 @@ class ClusterView:
                     if following is not None:
                         following.cancel()
                         await asyncio.gather(following, return_exceptions=True)
-                    self._begin(version)
+                    self._follow_version(version)
                     run = run_with_restarts(self.topologies.run, self._telemetry.fault)
                     following = asyncio.ensure_future(run)
                 await asyncio.sleep(DISCOVERY_S)
@@ -154,11 +154,11 @@ class ClusterView:
             if following is not None:
                 following.cancel()
 
-    def _begin(self, version: str) -> None:
+    def _follow_version(self, version: str) -> None:
         """Replace the copy by an empty one of a version; nothing is decided until it has been listed."""
         before = self.topologies.values
         self._telemetry.resolved("cannot follow the cluster", path=topology_path(self._version))
-        self.topologies, self._version = self._topologies_in(version), version
+        self.topologies, self._version = self._topology_watcher(version), version
         for _, name in before:
             self._join(name)
 
@@ -177,7 +177,7 @@ class ClusterView:
                     continue
             self._telemetry.resolved("cannot follow the cluster", path=path)
             found = [each.get("version") for each in group.get("versions") or () if isinstance(each, dict)]
-            return PREFERRED if PREFERRED in found or not found else str(found[0])
+            return PREFERRED_VERSION if PREFERRED_VERSION in found or not found else str(found[0])
 
     async def _freeze(self) -> None:
         """Exempt the listed objects from garbage collection: collecting over them would delay an answer."""

@@ -32,12 +32,12 @@ HEAD_LIMIT = 32 << 10
 BODY_LIMIT = 16 << 20
 IDLE_S = 120.0
 REQUEST_S = 20.0
-CONNECTIONS = 256
-ANONYMOUS = 32
+CONNECTION_LIMIT = 256
+ANONYMOUS_CONNECTION_LIMIT = 32
 """The most connections of clients without a certificate."""
 ANONYMOUS_S = 5.0
 """Seconds for a handshake; also, for a client without a certificate, for its first request and each body."""
-ANONYMOUS_BODY = 64 << 10
+ANONYMOUS_BODY_LIMIT = 64 << 10
 """The most bytes that are read of such a client's body; its requests need no body."""
 CLOSE_S = 1.0
 _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed"}
@@ -96,21 +96,25 @@ class HttpServer:
         """
         try:
             server = await asyncio.start_server(
-                self._connection, host or None, port, ssl=tls, limit=HEAD_LIMIT, **_limits(tls)
+                self._serve_connection, host or None, port, ssl=tls, limit=HEAD_LIMIT, **_limits(tls)
             )
         except OSError as error:
             raise CannotCreateError(f"cannot listen on {host}:{port}: {_cause(error)}") from error
         self._servers = [server]
         self.port = server.sockets[0].getsockname()[1]
 
-    async def use(self, tls: ssl.SSLContext) -> None:
+    async def use_tls(self, tls: ssl.SSLContext) -> None:
         """Use other TLS settings for new connections; open connections stay."""
         former = self._servers
         # The old and the new server share the sockets for a moment, so that no connection is refused.
         sockets = [os.dup(each.fileno()) for server in former for each in server.sockets]
         self._servers = [
             await asyncio.start_server(
-                self._connection, sock=socket.socket(fileno=each), ssl=tls, limit=HEAD_LIMIT, **_limits(tls)
+                self._serve_connection,
+                sock=socket.socket(fileno=each),
+                ssl=tls,
+                limit=HEAD_LIMIT,
+                **_limits(tls),
             )
             for each in sockets
         ]
@@ -131,7 +135,7 @@ class HttpServer:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         connection = _Connection(writer, _is_trusted(writer))
@@ -155,7 +159,7 @@ class HttpServer:
         """Make room for one more connection; return False if all are busy."""
         open_ones = [each for each in self._connections.values() if not each.writer.is_closing()]
         same_kind = [each for each in open_ones if each.trusted == trusted]
-        if len(same_kind) < (CONNECTIONS if trusted else ANONYMOUS):
+        if len(same_kind) < (CONNECTION_LIMIT if trusted else ANONYMOUS_CONNECTION_LIMIT):
             return True
         for each in same_kind:
             if not each.busy:
@@ -179,7 +183,7 @@ class HttpServer:
                 writer, HttpAnswer("the body is too large, or of no stated length\n", 413), keep=False
             )
             return False
-        is_read = trusted or length <= ANONYMOUS_BODY
+        is_read = trusted or length <= ANONYMOUS_BODY_LIMIT
         async with asyncio.timeout(REQUEST_S if trusted else ANONYMOUS_S):
             if headers.get("expect", "").lower() == "100-continue":
                 writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -76,7 +76,7 @@ class Lease:
         self._until = 0.0
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether this replica may bind now."""
         return time.monotonic() < self._until - MARGIN_S
 
@@ -85,7 +85,7 @@ class Lease:
         while True:
             pause = RETRY_S
             try:
-                if await self._try():
+                if await self._try_to_acquire():
                     self._telemetry.resolved("cannot read or create the lease")
                     return
             except TopoproxyError as error:
@@ -93,9 +93,9 @@ class Lease:
                 pause = max(pause, retry_after(error))
             await asyncio.sleep(pause)
 
-    async def keep(self) -> None:
+    async def renew_until_lost(self) -> None:
         """Renew the lease until it is lost."""
-        while self.held:
+        while self.is_held:
             await asyncio.sleep(RETRY_S)
             try:
                 async with asyncio.timeout(RETRY_S * 2):
@@ -118,18 +118,18 @@ class Lease:
                     await self._write_own(spec)
             self._until = 0.0
 
-    async def _try(self) -> bool:
+    async def _try_to_acquire(self) -> bool:
         try:
             version, spec = self._read(await self._api.get(self._path))
         except ApiServerError as error:
             if error.status != 404:
                 raise
-            return self._is_over("", DURATION_S) and await self._create()
-        is_over = self._is_over(version, spec.lease_duration_seconds or DURATION_S)
-        is_free = is_over or spec.holder_identity in (None, "", self._identity)
+            return self._is_expired("", DURATION_S) and await self._create()
+        is_expired = self._is_expired(version, spec.lease_duration_seconds or DURATION_S)
+        is_free = is_expired or spec.holder_identity in (None, "", self._identity)
         return is_free and await self._write(version, {**self._renewed(), "acquireTime": _now()})
 
-    def _is_over(self, version: str, lasts: float) -> bool:
+    def _is_expired(self, version: str, lasts: float) -> bool:
         """Return whether the lease was seen in a version for its whole duration; empty: it does not exist."""
         now = time.monotonic()
         if version != self._observed[0]:
@@ -145,7 +145,7 @@ class Lease:
             "spec": {**self._renewed(), "acquireTime": _now()},
         }
         try:
-            self._taken(await self._api.create(self._collection, value), began)
+            self._record_written(await self._api.create(self._collection, value), began)
         except ApiServerError as error:
             if error.status != 409:
                 raise
@@ -166,14 +166,14 @@ class Lease:
         began = time.monotonic()
         value = {"metadata": {"resourceVersion": version}, "spec": spec}
         try:
-            self._taken(await self._api.merge(self._path, value), began)
+            self._record_written(await self._api.merge(self._path, value), began)
         except ApiServerError as error:
             if error.status != 409:
                 raise
             return False
         return True
 
-    def _taken(self, lease: JsonObject, began: float) -> None:
+    def _record_written(self, lease: JsonObject, began: float) -> None:
         self._version, _ = self._read(lease)
         self._until = began + DURATION_S
 

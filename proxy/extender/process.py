@@ -25,7 +25,7 @@ from proxy.extender.http_server import HttpServer
 from proxy.extender.lease import Lease
 from proxy.extender.retries import PodRetries
 from proxy.extender.service import ExtenderService
-from proxy.extender.tls_files import TlsFiles, follow
+from proxy.extender.tls_files import TlsFiles, follow_tls_files
 from proxy.model.errors import UsageError
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.scores import Strategy
@@ -78,10 +78,10 @@ async def _run(options: ExtenderOptions) -> int:
     service = ExtenderService(api, table, view, lease, retries, telemetry, options.strategy)
     server = HttpServer(service.handle, telemetry)
     await server.start(options.host, options.port, context)
-    following = [_following(tls, used, server, telemetry)] if tls else []
+    following = [_start_following(tls, used, server, telemetry)] if tls else []
     telemetry.event("listening for kube-scheduler", path=f"{options.host}:{server.port}")
     try:
-        return await _lead(lease, (view.run, retries.run), service, server, telemetry)
+        return await _serve_until_end(lease, (view.run, retries.run), service, server, telemetry)
     finally:
         for task in following:
             task.cancel()
@@ -92,15 +92,15 @@ async def _run(options: ExtenderOptions) -> int:
         await lease_api.close()
 
 
-def _following(
+def _start_following(
     tls: TlsFiles, used: list[FileStamp | None], server: HttpServer, telemetry: Telemetry
 ) -> asyncio.Future[None]:
     """Start to follow the files of the certificates."""
-    part = partial(follow, tls, used, server.use, telemetry)
+    part = partial(follow_tls_files, tls, used, server.use_tls, telemetry)
     return asyncio.ensure_future(run_with_restarts(part, telemetry.fault))
 
 
-async def _lead(
+async def _serve_until_end(
     lease: Lease, parts: Parts, service: ExtenderService, server: HttpServer, telemetry: Telemetry
 ) -> int:
     """Wait for the lease, and answer requests for as long as it is held; return the exit code."""
@@ -126,7 +126,7 @@ async def _while_held(lease: Lease, parts: Parts, telemetry: Telemetry) -> None:
     # Start after the lease was taken: the lists, which are consistent reads, then show other replicas' binds.
     running = [asyncio.ensure_future(run_with_restarts(part, telemetry.fault)) for part in parts]
     try:
-        await lease.keep()
+        await lease.renew_until_lost()
         telemetry.warning("the lease is lost")
     finally:
         for task in running:

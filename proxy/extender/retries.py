@@ -31,7 +31,7 @@ from proxy.telemetry.port import Telemetry
 
 MOST_REFUSED = 500
 TICK_S = 1.0
-APART_S = 10.0
+CHANGE_INTERVAL_S = 10.0
 """Seconds between two changes: the longest back-off of kube-scheduler."""
 DECISION_PAUSE_S = 0.01
 """Seconds after a call of the engine: requests of kube-scheduler go first."""
@@ -62,14 +62,14 @@ class PodRetries:
         self._telemetry = telemetry
         self._refused: OrderedDict[str, PodDemand] = OrderedDict()
 
-    def refused(self, demand: PodDemand) -> None:
+    def record_refused(self, demand: PodDemand) -> None:
         """Record that a pod fits nowhere: kube-scheduler waits for an event."""
         self._refused[demand.key] = demand
         self._refused.move_to_end(demand.key)
         if len(self._refused) > MOST_REFUSED:
             self._refused.popitem(last=False)
 
-    def retried(self, pod: str) -> None:
+    def record_retried(self, pod: str) -> None:
         """Record that kube-scheduler tries a pod again without an event, or has bound it."""
         self._refused.pop(pod, None)
 
@@ -78,17 +78,17 @@ class PodRetries:
         pauses, is_due = RetryDelays(PAUSES), True
         while True:
             pause = TICK_S
-            if is_due or await self._one_fits():
+            if is_due or await self._has_fitting_pod():
                 failure = await self._change()
                 is_due = failure is not None
                 if failure is not None:
                     pause = max(pauses.next(), retry_after(failure))
                 else:
                     pauses.reset()
-                    pause = APART_S
+                    pause = CHANGE_INTERVAL_S
             await asyncio.sleep(pause)
 
-    async def _one_fits(self) -> bool:
+    async def _has_fitting_pod(self) -> bool:
         """Return whether a refused pod fits a node that has changed."""
         changed, self._table.changed = self._table.changed, set()
         demands = {(demand.signature, demand.tolerations): demand for demand in self._refused.values()}

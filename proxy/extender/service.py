@@ -58,12 +58,12 @@ SETTLE_RETRY_S = 1.0
 PREEMPT_S = 2.0
 """Seconds after which a search for victims ends, with the nodes that it has examined: much less than the
 httpTimeout of deploy/scheduler, after which kube-scheduler drops the answer."""
-BINDS = 16
+CONCURRENT_BINDS = 16
 """The most binds at the same time: as many connections to the API server stay open."""
 STALE_S = SILENCE_S + 10.0
 """Seconds after which a copy is too old for decisions: quiet watches are reopened before that."""
 MOST_DEMANDS = 20_000
-MOST_READ = 64
+MOST_DECODED = 64
 OPEN_PAGES = ("/healthz", "/livez", "/readyz", "/metrics")
 UNRESOLVABLE = (UNKNOWN, NOT_STATIC, OTHER_POLICY)
 """Reasons that persist whichever pods end."""
@@ -126,11 +126,11 @@ class ExtenderService:
         self._retries = retries
         self._telemetry = telemetry
         self._strategy = strategy
-        self._read: OrderedDict[bytes, PodDemand] = OrderedDict()
-        self._demands: OrderedDict[str, PodDemand] = OrderedDict()
+        self._demand_by_json: OrderedDict[bytes, PodDemand] = OrderedDict()
+        self._demand_by_uid: OrderedDict[str, PodDemand] = OrderedDict()
         self._waiting = WaitingPods(table)
         self._registry = Registry((metrics.EXTENDER_REQUESTS, metrics.EXTENDER_REQUEST_SECONDS))
-        self._binding = asyncio.Semaphore(BINDS)
+        self._binding = asyncio.Semaphore(CONCURRENT_BINDS)
         self._resolving: set[asyncio.Future[None]] = set()
         self._verbs = {
             "/filter": self._filter,
@@ -152,7 +152,7 @@ class ExtenderService:
             return HttpAnswer(f"not found; available: {', '.join(self._verbs)}\n", 404)
         began, result = time.perf_counter(), "error"
         try:
-            self._check()
+            self._check_may_decide()
             answer = await verb(_decoded(body))
             has_failed = isinstance(answer.value, dict) and answer.value.get("Error")
             result = "error" if has_failed else "ok"
@@ -172,21 +172,21 @@ class ExtenderService:
     async def _filter(self, args: ExtenderArgs) -> HttpAnswer:
         demand = self._demand(args)
         result = self._table.filter(demand, _names(args))
-        self._retries.retried(demand.key)
+        self._retries.record_retried(demand.key)
         if result.fits:
-            self._waiting.placed(demand.key)
+            self._waiting.record_placed(demand.key)
         else:
-            self._waiting.refused(demand)
+            self._waiting.record_refused(demand)
         failed: dict[str, dict[str, str]] = {"FailedNodes": {}, "FailedAndUnresolvableNodes": {}}
         for name, cause in result.failed.items():
             reason = cause.partition(":")[0]
             kind = "FailedAndUnresolvableNodes" if reason in UNRESOLVABLE else "FailedNodes"
             failed[kind][name] = reason
-        if not result.fits and (cause := self._undecided(_names(args), failed["FailedNodes"])):
+        if not result.fits and (cause := self._reason_to_try_again(_names(args), failed["FailedNodes"])):
             # No event follows when this cause ends; after an error kube-scheduler asks again by itself.
             return HttpAnswer({"Error": f"cannot decide on {demand.ref}: {cause}"})
         if not result.fits:
-            self._retries.refused(demand)
+            self._retries.record_refused(demand)
         return HttpAnswer({"NodeNames": result.fits, **failed, "Error": ""})
 
     async def _prioritize(self, args: ExtenderArgs) -> HttpAnswer:
@@ -200,13 +200,13 @@ class ExtenderService:
 
     async def _bind(self, args: ExtenderArgs) -> HttpAnswer:
         async with self._binding:
-            self._check()
+            self._check_may_decide()
             return await self._bind_one(args)
 
     async def _bind_one(self, args: ExtenderArgs) -> HttpAnswer:
         namespace, name = _text(args, "PodNamespace"), _text(args, "PodName")
         uid, node = _text(args, "PodUID"), _text(args, "Node")
-        demand = self._demands.get(uid) or await self._read_pod(namespace, name, uid)
+        demand = self._demand_by_uid.get(uid) or await self._read_pod(namespace, name, uid)
         before = self._table.assumed_pod(uid)
         if before is not None and before.bound:
             return HttpAnswer({"Error": f"cannot bind {demand.ref} to {node}: it is bound to {before.node}"})
@@ -222,8 +222,8 @@ class ExtenderService:
         self._table.assume(node, demand, asyncio.get_running_loop().time())
         problem = await self._create_binding(demand, node, annotations)
         if not problem:
-            self._waiting.placed(uid)
-            self._demands.pop(uid, None)
+            self._waiting.record_placed(uid)
+            self._demand_by_uid.pop(uid, None)
         return HttpAnswer({"Error": problem})
 
     async def _preempt(self, args: ExtenderArgs) -> HttpAnswer:
@@ -249,7 +249,7 @@ class ExtenderService:
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def _check_may_decide(self) -> None:
         """Check that this replica may decide.
 
         Raises:
@@ -265,10 +265,10 @@ class ExtenderService:
             raise CannotDecideError(f"cannot decide: the copy of the cluster is {age:.0f} seconds old")
 
     def _check_lease(self) -> None:
-        if not self._lease.held:
+        if not self._lease.is_held:
             raise CannotDecideError("cannot decide: another replica holds the lease, or it cannot be renewed")
 
-    def _undecided(self, names: list[str], failed: Mapping[str, str]) -> str:
+    def _reason_to_try_again(self, names: list[str], failed: Mapping[str, str]) -> str:
         """Return why a pod that fits nowhere may fit soon; empty if it will not."""
         if REORDERED in failed.values():
             return "whether it fits depends on pods that are bound and that their nodes do not show yet"
@@ -282,16 +282,16 @@ class ExtenderService:
     def _demand(self, args: ExtenderArgs) -> PodDemand:
         # kube-scheduler sends the same bytes with filter and prioritize.
         sent = bytes(args.get("Pod", b"null"))
-        demand = self._read.get(sent)
+        demand = self._demand_by_json.get(sent)
         if demand is None:
             pod = _value(args, "Pod")
             if not isinstance(pod, dict):
                 raise InputError("cannot read the request: Pod is missing")
-            demand = self._read[sent] = read_demand(pod)
-            _bounded(self._read, MOST_READ)
-        self._demands[demand.key] = demand
-        self._demands.move_to_end(demand.key)
-        _bounded(self._demands, MOST_DEMANDS)
+            demand = self._demand_by_json[sent] = read_demand(pod)
+            _drop_oldest(self._demand_by_json, MOST_DECODED)
+        self._demand_by_uid[demand.key] = demand
+        self._demand_by_uid.move_to_end(demand.key)
+        _drop_oldest(self._demand_by_uid, MOST_DEMANDS)
         return demand
 
     async def _read_pod(self, namespace: str, name: str, uid: str) -> PodDemand:
@@ -303,7 +303,7 @@ class ExtenderService:
             raise InputError(f"cannot read the pod {namespace}/{name}: {error or 'no answer'}") from error
         if demand.key != uid:
             raise InputError(f"cannot bind {namespace}/{name}: it was replaced by a pod of that name")
-        self._check()
+        self._check_may_decide()
         return demand
 
     async def _create_binding(self, demand: PodDemand, node: str, annotations: Mapping[str, str]) -> str:
@@ -391,7 +391,7 @@ class ExtenderService:
             return HttpAnswer("ok\n")
         if path == "/readyz":
             try:
-                self._check()
+                self._check_may_decide()
             except CannotDecideError as error:
                 return HttpAnswer(f"{error}\n", 503)
             return HttpAnswer("ok\n")
@@ -408,7 +408,7 @@ class ExtenderService:
         pending = sum(len(table.pending(name)) for name in names)
         age = self._view.age
         read: dict[Metric, list[tuple[dict[str, object], float]]] = {
-            metrics.EXTENDER_LEADER: [({}, float(self._lease.held))],
+            metrics.EXTENDER_LEADER: [({}, float(self._lease.is_held))],
             metrics.EXTENDER_VIEW_AGE_SECONDS: [({}, age)] if age is not None else [],
             metrics.EXTENDER_NODES: [
                 ({"state": "known"}, known_nodes),
@@ -453,6 +453,6 @@ def _text(args: ExtenderArgs, name: str) -> str:
     return value
 
 
-def _bounded(cache: OrderedDict[Any, PodDemand], most: int) -> None:
+def _drop_oldest(cache: OrderedDict[Any, PodDemand], most: int) -> None:
     while len(cache) > most:
         cache.popitem(last=False)

@@ -42,7 +42,7 @@ class TlsFiles(Struct, frozen=True):
         return [readable_file_stamp(file) for file in (self.certificate, self.key, self.client_ca)]
 
 
-async def follow(
+async def follow_tls_files(
     files: TlsFiles,
     used: list[FileStamp | None],
     use: Callable[[ssl.SSLContext], Awaitable[None]],

@@ -35,14 +35,14 @@ class WaitingPods:
         self._refused: OrderedDict[str, tuple[PodDemand, float]] = OrderedDict()
         self._search = asyncio.Lock()
 
-    def refused(self, demand: PodDemand) -> None:
+    def record_refused(self, demand: PodDemand) -> None:
         """Record that no candidate would admit a pod."""
         self._refused[demand.key] = demand, asyncio.get_running_loop().time()
         self._refused.move_to_end(demand.key)
         if len(self._refused) > MOST_WAITING:
             self._refused.popitem(last=False)
 
-    def placed(self, uid: str) -> None:
+    def record_placed(self, uid: str) -> None:
         """Record that a pod has found a node."""
         self._refused.pop(uid, None)
 

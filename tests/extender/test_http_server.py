@@ -228,8 +228,8 @@ def with_tls(certificates: Path, test: Callable[[TlsServer], Awaitable[None]]) -
 def test_idle_connections_keep_neither_probes_nor_schedulers_out(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ANONYMOUS", 3)
-    monkeypatch.setattr(module, "CONNECTIONS", 3)
+    monkeypatch.setattr(module, "ANONYMOUS_CONNECTION_LIMIT", 3)
+    monkeypatch.setattr(module, "CONNECTION_LIMIT", 3)
 
     async def test(server: TlsServer) -> None:
         idle = [await server.connect(trusted=False) for _ in range(5)]
@@ -246,7 +246,7 @@ def test_idle_connections_keep_neither_probes_nor_schedulers_out(
 
 
 def test_busy_connections_of_schedulers_stay(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONNECTIONS", 1)
+    monkeypatch.setattr(module, "CONNECTION_LIMIT", 1)
 
     async def test(server: TlsServer) -> None:
         slow = asyncio.ensure_future(server.get("/slow", trusted=True))
@@ -278,7 +278,7 @@ def test_a_client_without_a_certificate_must_send_a_request_soon(
 def test_a_body_that_does_not_come_holds_no_place(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ANONYMOUS", 2)
+    monkeypatch.setattr(module, "ANONYMOUS_CONNECTION_LIMIT", 2)
 
     async def test(server: TlsServer) -> None:
         for _ in range(4):

@@ -31,16 +31,16 @@ def test_one_replica_holds_the_lease_until_it_stops_renewing_it() -> None:
         api = ClusterApi()
         one, two = lease(api, "one"), lease(api, "two")
         await one.acquire()
-        keeping = asyncio.ensure_future(one.keep())
+        keeping = asyncio.ensure_future(one.renew_until_lost())
         waiting = asyncio.ensure_future(two.acquire())
         await asyncio.sleep(1.5)
-        assert (one.held, two.held) == (True, False)
+        assert (one.is_held, two.is_held) == (True, False)
         keeping.cancel()
-        while not two.held:
+        while not two.is_held:
             await asyncio.sleep(0.01)
-            assert not (one.held and two.held)
+            assert not (one.is_held and two.is_held)
         await waiting
-        assert not one.held
+        assert not one.is_held
 
     asyncio.run(run())
 
@@ -54,7 +54,7 @@ def test_a_replaced_holder_stops() -> None:
         api.put(LEASES, "extender", spec=spec)
         await two.acquire()
         async with asyncio.timeout(1):
-            await one.keep()
+            await one.renew_until_lost()
 
     asyncio.run(run())
 
@@ -68,11 +68,11 @@ def test_a_lease_that_is_deleted_is_held_by_no_two_replicas() -> None:
         await until(lambda: bool(two._observed[0]))
         api.remove(LEASES, "extender")
         async with asyncio.timeout(0.6):
-            await one.keep()
-        assert not one.held
+            await one.renew_until_lost()
+        assert not one.is_held
         began = asyncio.get_running_loop().time()
         await waiting
-        assert two.held
+        assert two.is_held
         assert asyncio.get_running_loop().time() - began > 0.6, "the holder may not have noticed yet"
 
     asyncio.run(run())
@@ -86,9 +86,9 @@ def test_a_holder_that_cannot_renew_stops_before_its_lease_ends() -> None:
         api.down = True
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await one.keep()
+        await one.renew_until_lost()
         assert loop.time() - began < 1.0
-        assert not one.held
+        assert not one.is_held
 
     asyncio.run(run())
 
@@ -99,10 +99,10 @@ def test_a_released_lease_is_taken_at_once() -> None:
         one, two = lease(api, "one"), lease(api, "two")
         await one.acquire()
         await one.release()
-        assert not one.held
+        assert not one.is_held
         async with asyncio.timeout(0.5):
             await two.acquire()
-        assert two.held
+        assert two.is_held
 
     asyncio.run(run())
 
@@ -129,10 +129,10 @@ def test_a_holder_keeps_its_lease_when_the_answer_to_a_renewal_is_lost() -> None
         api = LosingApi()
         one = lease(api, "one")
         await one.acquire()
-        keeping = asyncio.ensure_future(one.keep())
+        keeping = asyncio.ensure_future(one.renew_until_lost())
         api.lost = 1
         await asyncio.sleep(1.5)
-        assert (api.lost, one.held, keeping.done()) == (0, True, False)
+        assert (api.lost, one.is_held, keeping.done()) == (0, True, False)
         keeping.cancel()
 
     asyncio.run(run())
@@ -148,7 +148,7 @@ def test_a_lease_is_released_also_after_a_renewal_without_an_answer(monkeypatch:
         renewal = {**api.collections[LEASES]["extender"]["spec"], "renewTime": "later"}
         api.put(LEASES, "extender", spec=renewal)
         await one.release()
-        assert (api.holder, one.held) == ("", False)
+        assert (api.holder, one.is_held) == ("", False)
 
     asyncio.run(run())
 
@@ -172,7 +172,7 @@ def test_a_replica_that_has_got_the_lease_without_an_answer_does_not_wait_for_it
         api.lost = 1
         async with asyncio.timeout(0.5):
             await one.acquire()
-        assert (api.holder, one.held) == ("one", True)
+        assert (api.holder, one.is_held) == ("one", True)
 
     asyncio.run(run())
 
@@ -216,12 +216,12 @@ def test_an_answer_that_is_no_lease_is_a_failed_attempt(
         one = lease(api, "one")
         async with asyncio.timeout(5):
             await one.acquire()
-        keeping = asyncio.ensure_future(one.keep())
+        keeping = asyncio.ensure_future(one.renew_until_lost())
         api.garbled = ["PATCH"]
         await until(lambda: not api.garbled)
         renewed = api.renewals
         await until(lambda: api.renewals > renewed)
-        assert (one.held, keeping.done()) == (True, False)
+        assert (one.is_held, keeping.done()) == (True, False)
         keeping.cancel()
 
     asyncio.run(run())

@@ -28,7 +28,7 @@ PATH = f"{CAPACITIES}/extender"
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries_module, "TICK_S", 0.01)
-    monkeypatch.setattr(retries_module, "APART_S", 0.02)
+    monkeypatch.setattr(retries_module, "CHANGE_INTERVAL_S", 0.02)
     monkeypatch.setattr(retries_module, "PAUSES", Backoff(0.01, 0.02))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from proxy.extender import tls_files
 from proxy.extender.http_server import HttpAnswer, HttpServer
-from proxy.extender.tls_files import CANNOT, TlsFiles, follow
+from proxy.extender.tls_files import CANNOT, TlsFiles, follow_tls_files
 from proxy.model.errors import InputError
 from tests.cluster.extender_process import make_certificates
 from tests.testkit.captured_log import telemetry
@@ -81,7 +81,8 @@ def with_files(issued: Path, directory: Path, test: Callable[[ReloadingTlsServer
         used = server.files.stamps()
         await server.server.start("127.0.0.1", 0, server.files.context())
         following = asyncio.ensure_future(
-            follow(server.files, used, server.server.use, telemetry(server.lines))
+            
+            follow_tls_files(server.files, used, server.server.use_tls, telemetry(server.lines))
         )
         try:
             async with asyncio.timeout(20):
