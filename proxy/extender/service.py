@@ -377,7 +377,7 @@ class ExtenderService:
 
     def _victims(self, name: str, demand: PodDemand, proposed: list[str]) -> tuple[str, ...] | None:
         node = self._table.node(name)
-        if not demand.aligned:
+        if not demand.needs_alignment:
             return tuple(proposed)
         if node is None:
             return None

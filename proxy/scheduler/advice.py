@@ -22,8 +22,8 @@ from proxy.model.idset import CpuSet, union
 from proxy.model.machine import Machine
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import in_bytes
-from proxy.scheduler.decision import evaluate, expect
-from proxy.scheduler.node_facts import SchedulableNode, largest_of
+from proxy.scheduler.decision import evaluate, expected_node
+from proxy.scheduler.node_facts import SchedulableNode, most_free_cpus
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.pod_demand import PodDemand
 
@@ -68,7 +68,7 @@ def without_pods(
     unknown = rules.machine.online - node.free - node.reserved
     unknown -= CpuSet.union_of(node.shown.values())
     back = union(cpus.bits for pod, cpus in node.shown.items() if pod in removed)
-    count = sum(pod.lasting for pod in counted if pod.key not in node.shown and node.gives_cpus(pod))
+    count = sum(pod.lasting_cpus for pod in counted if pod.key not in node.shown and node.gives_cpus(pod))
     for numa in rules.machine.nodes if count else ():
         back |= CpuSet(_by_core(rules.machine, unknown & numa.cpus)[:count]).bits
 
@@ -100,7 +100,7 @@ def _may_hold(node: SchedulableNode, pod: PodDemand, numa: int) -> bool:
     If the node places the whole pod on a single NUMA node, its devices and memory are on the NUMA node of its
     CPUs.
     """
-    rules, cpus = node.rules, _held(node, pod)
+    rules, cpus = node.rules, _shown_cpus(node, pod)
     is_whole = rules.scope is Scope.POD or len(pod.spec.requests.containers) == 1
     if not cpus or not is_whole or rules.policy is not TopologyPolicy.SINGLE_NUMA_NODE:
         return True
@@ -138,7 +138,7 @@ def choose_victims(
         waiting = [pod for pod in pods if pod.key in pending and pod.key not in removed]
         counted = [pod for pod in pods if pod.key in removed and pod.key not in pending]
         without = without_pods(node, removed, counted)
-        return not _lacks_cpus(without, demand) and evaluate(demand, expect(without, waiting)).fits
+        return not _lacks_cpus(without, demand) and evaluate(demand, expected_node(without, waiting)).fits
 
     first = tuple(proposed)
     if fits(first):
@@ -146,9 +146,9 @@ def choose_victims(
     lower = [pod for pod in pods if pod.priority < demand.priority and pod.key not in first]
     best: tuple[tuple[int, int], tuple[str, ...]] | None = None
     for numa in node.rules.machine.nodes:
-        existing = [pod for pod in lower if not _held(node, pod).isdisjoint(numa.cpus)]
-        existing.sort(key=lambda pod: (pod.priority, -len(_held(node, pod))))
-        victims = _fewest(first, existing, fits)
+        existing = [pod for pod in lower if not _shown_cpus(node, pod).isdisjoint(numa.cpus)]
+        existing.sort(key=lambda pod: (pod.priority, -len(_shown_cpus(node, pod))))
+        victims = _fewest_victims(first, existing, fits)
         if victims is None:
             continue
         worth = max((pod.priority for pod in existing if pod.key in victims), default=0), len(victims)
@@ -182,11 +182,11 @@ def find_moves(table: NodeTable, demand: PodDemand, names: Iterable[str]) -> Ite
 
 def _makes_room(table: NodeTable, node: SchedulableNode, demand: PodDemand, moved: PodDemand) -> bool:
     """Return whether a node would admit a pod if another one left it."""
-    if not _held(node, moved):
+    if not _shown_cpus(node, moved):
         return False
     pending = [assumed.demand for assumed in table.pending(node.name)]
     without = without_pods(node, (moved.key,), () if moved in pending else (moved,))
-    return evaluate(demand, expect(without, [pod for pod in pending if pod != moved])).fits
+    return evaluate(demand, expected_node(without, [pod for pod in pending if pod != moved])).fits
 
 
 def unbound(demand: PodDemand) -> PodDemand:
@@ -198,14 +198,14 @@ def _lacks_cpus(node: SchedulableNode, demand: PodDemand) -> bool:
     """Return whether the counts of free CPUs alone exclude a pod (``NodeTable.known_verdict``)."""
     if not node.gives_cpus(demand):
         return False
-    return demand.exclusive > len(node.free) or demand.largest > largest_of(node)
+    return demand.exclusive_cpus > len(node.free) or demand.largest_container_cpus > most_free_cpus(node)
 
 
-def _held(node: SchedulableNode, pod: PodDemand) -> CpuSet:
+def _shown_cpus(node: SchedulableNode, pod: PodDemand) -> CpuSet:
     return node.shown.get(pod.key, CpuSet())
 
 
-def _fewest(
+def _fewest_victims(
     first: tuple[str, ...], candidates: Sequence[PodDemand], fits: Callable[[Collection[str]], bool]
 ) -> tuple[str, ...] | None:
     """Remove pods in their order until there is room, then restore those that need not be removed.

@@ -34,7 +34,7 @@ from proxy.pools.topology_keys import (
 
 T = TypeVar("T")
 
-MOST = 100_000
+CPU_COUNT_LIMIT = 100_000
 """More CPUs than any machine has."""
 
 
@@ -126,6 +126,6 @@ def _number(policies: Mapping[str, str], name: str) -> int | None:
     text = policies.get(name, "")
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and int(text) <= MOST):
+    if not (text.isascii() and text.isdigit() and int(text) <= CPU_COUNT_LIMIT):
         raise ValueError(f"{name} is {text!r:.40}, no number of CPUs")
     return int(text)

@@ -109,7 +109,7 @@ class AssumedPods:
         Returns:
             The node whose assumed pods changed.
         """
-        assumed = self.of_pod(demand.key)
+        assumed = self.by_key(demand.key)
         if assumed is None or assumed.node != demand.node:
             assumed = self.assume(demand.node, demand, now)
         since = (now if assumed.running_since is None else assumed.running_since) if running else None
@@ -134,7 +134,7 @@ class AssumedPods:
         """Return the assumed pods of a node in their order."""
         return tuple(sorted(self._by_node.get(node, {}).values(), key=lambda assumed: assumed.sequence))
 
-    def of_pod(self, pod: str) -> AssumedPod | None:
+    def by_key(self, pod: str) -> AssumedPod | None:
         """Return the assumed pod with a key; None if it is not assumed."""
         node = self._node_of.get(pod)
         return None if node is None else self._by_node[node][pod]
@@ -160,4 +160,4 @@ def _resized(assumed: PodDemand, observed: PodDemand) -> PodDemand:
 def is_shown(node: SchedulableNode, demand: PodDemand) -> bool:
     """Return whether the object of a node counts all that a pod holds."""
     shown = node.shown.get(demand.key)
-    return shown is not None and len(shown) >= demand.lasting > 0
+    return shown is not None and len(shown) >= demand.lasting_cpus > 0

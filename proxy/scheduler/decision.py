@@ -10,9 +10,9 @@ the pods of several events in the order of their binds; and binds that are under
 any order. With a strict topology policy the order can decide: a small pod that comes first takes the lowest
 NUMA node, although the large pod fits only there, or a CPU that the scheduler has named for another pod. So
 if pods are pending, the pod fits only if all of them are admitted in every order
-(``_refused_in_some_order``). Under ``single-numa-node`` a pod of one container without named CPUs needs no
+(``_rejected_in_some_order``). Under ``single-numa-node`` a pod of one container without named CPUs needs no
 trial if enough CPUs are free for it to find a NUMA node after all others, wherever these are: a pod of s CPUs
-is refused only if each of the n NUMA nodes has at most s - 1 CPUs left. If too many pods are pending for a
+is rejected only if each of the n NUMA nodes has at most s - 1 CPUs left. If too many pods are pending for a
 trial, the node takes no more pods until its object shows some of them.
 
 Volcano's predicate (Volcano v1.12 pkg/scheduler/plugins/numaaware ``predicateFn``) comes first: a pod with
@@ -93,7 +93,7 @@ class ExpectedNode(Struct, frozen=True):
         shown: The state of the engine that they show.
         state: The state after the pending pods have arrived in the order of their binds.
         pending: The pods.
-        lost: The pending pods that the node would reject.
+        rejected: The pending pods that the node would reject.
         ended: CPUs of pods that have ended and that the objects still show, in the order of their ends.
     """
 
@@ -101,18 +101,20 @@ class ExpectedNode(Struct, frozen=True):
     shown: NodeState
     state: NodeState
     pending: tuple[PodDemand, ...] = ()
-    lost: tuple[PodDemand, ...] = ()
+    rejected: tuple[PodDemand, ...] = ()
     ended: tuple[CpuSet, ...] = ()
 
     def with_more(self, pods: Sequence[PodDemand]) -> ExpectedNode:
         """Return the node with more pods that are assumed on it."""
         if not pods:
             return self
-        state, lost = _arrive(self.node, self.state, pods)
-        return replace(self, state=state, pending=(*self.pending, *pods), lost=(*self.lost, *lost))
+        state, rejected = _arrive(self.node, self.state, pods)
+        return replace(
+            self, state=state, pending=(*self.pending, *pods), rejected=(*self.rejected, *rejected)
+        )
 
 
-def expect(
+def expected_node(
     node: SchedulableNode, pending: Sequence[PodDemand] = (), ended: tuple[CpuSet, ...] = ()
 ) -> ExpectedNode:
     """Return a node with the pods that are assumed on it.
@@ -129,13 +131,13 @@ def expect(
 def evaluate(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
     """Decide for a pod and a node."""
     node = expected.node
-    if refused := _volcano_mismatch(node.rules, demand):
-        return refused
+    if rejected := _volcano_mismatch(node.rules, demand):
+        return rejected
     outcome = _run(node, expected.state, demand)
     if not outcome.verdict.admitted:
         reason = outcome.verdict.reason or "Rejected"
         return NodeVerdict(fits=False, reason=reason, message=outcome.verdict.operator_message)
-    verdict = _placed(node.rules, outcome)
+    verdict = _fitting_verdict(node.rules, outcome)
     if demand.pod.qos in STRICT and verdict.cpus:
         demand = with_cpus(demand, resource_status(node, verdict))  # it arrives with the CPUs of this order
     pods = (*expected.pending, demand)
@@ -149,7 +151,7 @@ def evaluate(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
     ):
         message = f"{len(expected.pending)} pods are assumed on the node that its object does not show yet"
         return NodeVerdict(fits=False, reason=REORDERED, message=message)
-    if loser := _refused_in_some_order(expected, demand, possibly_rejected):
+    if loser := _rejected_in_some_order(expected, demand, possibly_rejected):
         message = f"{loser.ref} would be refused if the pods came to the node in another order"
         return NodeVerdict(fits=False, reason=REORDERED, message=message)
     return verdict
@@ -281,13 +283,13 @@ def _arrive(
     node: SchedulableNode, state: NodeState, pods: Iterable[PodDemand]
 ) -> tuple[NodeState, list[PodDemand]]:
     """Let pods arrive one after the other; return the state, and the pods that were rejected."""
-    refused = []
+    rejected = []
     for demand in pods:
         outcome = _run(node, state, demand)
         state = outcome.state
         if not outcome.verdict.admitted:
-            refused.append(demand)
-    return state, refused
+            rejected.append(demand)
+    return state, rejected
 
 
 def _possibly_rejected(node: SchedulableNode, pods: Sequence[PodDemand]) -> int:
@@ -300,18 +302,24 @@ def _possibly_rejected(node: SchedulableNode, pods: Sequence[PodDemand]) -> int:
         and not node.memory
     )
     remaining = len(node.free) - sum(floor.least for floor in rules.floors.floors)
-    remaining -= sum(pod.exclusive for pod in pods)
+    remaining -= sum(pod.exclusive_cpus for pod in pods)
     most = len(rules.machine.nodes)
     possibly_rejected = 0
     for at, pod in enumerate(pods):
-        single_container = pod.largest == pod.exclusive and not pod.devices and not pod.pod.cpuset
+        single_container = (
+            pod.largest_container_cpus == pod.exclusive_cpus and not pod.devices and not pod.pod.cpuset
+        )
         any_cpus = plain and not pod.pod.bind_required
-        if not any_cpus or not single_container or remaining + pod.exclusive <= most * (pod.exclusive - 1):
+        if (
+            not any_cpus
+            or not single_container
+            or remaining + pod.exclusive_cpus <= most * (pod.exclusive_cpus - 1)
+        ):
             possibly_rejected |= 1 << at
     return possibly_rejected
 
 
-def _refused_in_some_order(
+def _rejected_in_some_order(
     expected: ExpectedNode, demand: PodDemand, possibly_rejected: int
 ) -> PodDemand | None:
     """Return a pod that would be rejected if the pods came to the node in some order; None if there is none.
@@ -320,12 +328,12 @@ def _refused_in_some_order(
     set of pods may leave follow from those of the sets with one pod less, and equal states are kept once.
     Pods with equal demands need only one order among them, and so do the ends of pods that the objects still
     show. If all pods that are left are sure to be admitted, nothing more is tried. A pending pod that is
-    refused in the order of the binds does not count: it has no place to lose.
+    rejected in the order of the binds does not count: it has no place to lose.
 
     Args:
         expected: The node with its pending pods.
         demand: The pod to decide on.
-        possibly_rejected: Of the pending pods and this one, those that may be refused
+        possibly_rejected: Of the pending pods and this one, those that may be rejected
             (``_possibly_rejected``).
     """
     pods = (*expected.pending, demand)
@@ -344,22 +352,22 @@ def _refused_in_some_order(
                     continue  # it has arrived, or an equal one arrives first
                 after = further.setdefault(came | 1 << at, [])
                 for before in states:
-                    state, refused = _after(expected.node, before, turn)
-                    if refused is not None and refused not in expected.lost:
-                        return refused
+                    state, rejected = _state_after(expected.node, before, turn)
+                    if rejected is not None and rejected not in expected.rejected:
+                        return rejected
                     if not any(_is_equivalent(state, other_pod) for other_pod in after):
                         after.append(state)
         states_of = further
     return None
 
 
-def _after(
+def _state_after(
     node: SchedulableNode, state: NodeState, turn: PodDemand | CpuSet
 ) -> tuple[NodeState, PodDemand | None]:
     """Return the state after a pod arrived, and the pod if it is rejected; or after CPUs became free."""
     if isinstance(turn, PodDemand):
-        after, refused = _arrive(node, state, (turn,))
-        return after, refused[0] if refused else None
+        after, rejected = _arrive(node, state, (turn,))
+        return after, rejected[0] if rejected else None
     for key, reserved in state.reservation_cpus.items():
         if not reserved.cpus.isdisjoint(turn):
             state = state.with_reservation(key, replace(reserved, cpus=reserved.cpus - turn))
@@ -376,7 +384,7 @@ def _is_equivalent(state: NodeState, other: NodeState) -> bool:
     )
 
 
-def _placed(rules: Node, outcome: DryRunOutcome) -> NodeVerdict:
+def _fitting_verdict(rules: Node, outcome: DryRunOutcome) -> NodeVerdict:
     containers = [each for each in outcome.containers if each.placement.exclusive]
     pod = outcome.containers[0].pod if outcome.containers else None
     kinds = (
@@ -393,11 +401,11 @@ def _placed(rules: Node, outcome: DryRunOutcome) -> NodeVerdict:
         for _, ids in each.placement.devices:
             nodes |= Mask(int(device.partition("/")[0]) for device in ids)
     named = tuple((each.name, str(each.placement.exclusive)) for each in containers)
-    used = tuple(_used(outcome.state, nodes)) if nodes else ()
+    used = tuple(_used_fractions(outcome.state, nodes)) if nodes else ()
     return NodeVerdict(fits=True, numa_nodes=nodes, cpus=cpus, containers=named, used=used)
 
 
-def _used(state: NodeState, nodes: Mask) -> Iterator[float]:
+def _used_fractions(state: NodeState, nodes: Mask) -> Iterator[float]:
     """Yield the fractions of the CPUs and of the counted memory of NUMA nodes that are owned."""
     machine, reserved = state.node.machine, state.node.reserved
     usable = CpuSet.union_of(numa.cpus for numa in machine.nodes if numa.id in nodes) - reserved

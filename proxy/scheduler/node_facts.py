@@ -51,18 +51,18 @@ from proxy.scheduler.resource_topology import CpuRows, MemoryRows, ResourceTopol
 DeviceCounts = Mapping[str, Mapping[int, tuple[int, int]]]
 """Resource to NUMA node to the number of all devices and of free ones."""
 _NO_LABELS = NodeMeta()
-_KEPT = 1
+_SYSTEM_RESERVE_BYTES = 1
 """Bytes reserved on each NUMA node: the amounts are without kubelet's reserve, but the engine needs one."""
 
 
-def largest_of(node: SchedulableNode) -> int:
+def most_free_cpus(node: SchedulableNode) -> int:
     """Return an upper limit of the CPUs that one container may own: the most free CPUs of a NUMA node."""
     if not node.rules.static or node.rules.policy is not TopologyPolicy.SINGLE_NUMA_NODE:
         return len(node.rules.machine.online)
     return max((len(node.free & numa_node.cpus) for numa_node in node.rules.machine.nodes), default=0)
 
 
-def counts_of(node: SchedulableNode) -> tuple[object, ...]:
+def verdict_counts(node: SchedulableNode) -> tuple[object, ...]:
     """Return the counts on which a verdict depends: free CPUs, cores, devices and tenants by NUMA node.
 
     Cores that are not wholly free, but of which only reserved CPUs are missing, are counted separately too.
@@ -159,7 +159,7 @@ def join_facts(
         raise UnknownNodeError("its objects name no CPU")
     distances = zones.distances if zones else ()
     agent = _agent_policies(numa, zones)
-    manager = _manager(numa, zones, agent)
+    manager = _cpu_manager(numa, zones, agent)
     options = agent.options or tuple(sorted(manager.options.items()))
     policy_labels = _policy_labels(meta)
     memory = zones.memory if zones else ()
@@ -172,7 +172,7 @@ def join_facts(
     free = numa.free if numa else zones.free(everything) if zones else CpuSet()
     free = (free | agent.floor_cpus) & everything - agent.withheld
     shown = numa.shown if numa and numa.shown is not None else zones.shown if zones else {}
-    reserved = rules.reserved | agent.withheld & everything | _reserve(rules, numa, free)
+    reserved = rules.reserved | agent.withheld & everything | _reserved_cpus(rules, numa, free)
     return SchedulableNode(
         name,
         rules,
@@ -204,7 +204,7 @@ def _agent_policies(numa: NumatopologyFacts | None, zones: ResourceTopologyFacts
         raise UnknownNodeError(str(error)) from None
 
 
-def _manager(
+def _cpu_manager(
     numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None, agent: AgentPolicies
 ) -> CpuManager:
     """Return the settings of kubelet's managers, or of topoproxy's managers if these replace them."""
@@ -271,7 +271,7 @@ def _make_rules(inputs: _RuleInputs) -> Node:
         # Reserved CPUs and those of the floor look alike in the objects, and only the latter always stay in
         # the pool. kubelet admits pods even if the pool is left empty.
         parsed = replace(parsed, strict_cpu_reservation=False)
-    reserve = {numa.id: {MEMORY: _KEPT} for numa in machine.nodes} if memory else None
+    reserve = {numa.id: {MEMORY: _SYSTEM_RESERVE_BYTES} for numa in machine.nodes} if memory else None
     topology = CpuTopology.of(machine)
     base = Node(
         machine,
@@ -334,7 +334,7 @@ def machine_of(
                 numa,
                 CpuSet.from_bits(nodes[numa]),
                 *_sizes(numa, memory),
-                _checked(distances.get(numa, ()), count),
+                _complete_distances(distances.get(numa, ()), count),
             )
             for numa in sorted(nodes)
         ),
@@ -361,14 +361,16 @@ def _sizes(
             if size < 1:
                 raise UnknownNodeError(f"{resource} is no size of huge pages")
             pages[size] = HugePages(most // (size * 1024))
-    return sizes.get(MEMORY, 0) + sum(size * 1024 * page.nr for size, page in pages.items()) + _KEPT, pages
+    return sizes.get(MEMORY, 0) + sum(
+        size * 1024 * page.nr for size, page in pages.items()
+    ) + _SYSTEM_RESERVE_BYTES, pages
 
 
-def _checked(distance: tuple[int, ...], count: int) -> tuple[int, ...]:
+def _complete_distances(distance: tuple[int, ...], count: int) -> tuple[int, ...]:
     return distance if len(distance) == count else ()
 
 
-def _reserve(rules: Node, numa: NumatopologyFacts | None, free: CpuSet) -> CpuSet:
+def _reserved_cpus(rules: Node, numa: NumatopologyFacts | None, free: CpuSet) -> CpuSet:
     """Return the CPUs that stay without an owner.
 
     If the object names an amount, the CPUs are chosen as kubelet chooses them. If it lists its pods instead,

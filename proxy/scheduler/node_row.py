@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from proxy.model.idset import CpuSet
 from proxy.model.requests import MEMORY
 from proxy.scheduler.assumed_pods import AssumedPod
-from proxy.scheduler.decision import ExpectedNode, expect
+from proxy.scheduler.decision import ExpectedNode, expected_node
 from proxy.scheduler.node_facts import SchedulableNode
 from proxy.scheduler.pod_demand import PodDemand
 from proxy.scheduler.shown_ended_pods import ShownEndedPods
@@ -19,7 +19,7 @@ from proxy.scheduler.taints import Taint
 NOT_KNOWN = "no object describes the node"
 JOIN_S = 60.0
 """How long the table waits for the object of a node that has joined: its agent has to start first."""
-COUNTED = ("cpu", MEMORY)
+COUNTED_RESOURCES = ("cpu", MEMORY)
 
 
 class NodeRow(Struct):
@@ -31,7 +31,7 @@ class NodeRow(Struct):
         pending: The assumed pods that the object of the node does not show.
         counts: The counts on which verdicts depend, in addition to the pending pods.
         free: How many CPUs are free after subtracting those of the pending pods.
-        largest: The most CPUs that are free on one NUMA node.
+        most_free_on_numa_node: The most CPUs that are free on one NUMA node.
         allocatable: The allocatable amounts of the Node object.
         taints: Those of the Node object that keep pods away.
         requested: What the bound pods request, together.
@@ -45,7 +45,7 @@ class NodeRow(Struct):
     pending: tuple[AssumedPod, ...] = ()
     counts: tuple[object, ...] = ()
     free: int = 0
-    largest: int = 0
+    most_free_on_numa_node: int = 0
     allocatable: Mapping[str, int] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     requested: dict[str, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class NodeRow(Struct):
 
     def count(self, demand: PodDemand, sign: int) -> None:
         """Add the resources of a pod to those that are requested on the node; ``sign`` -1 subtracts them."""
-        for resource in COUNTED:
+        for resource in COUNTED_RESOURCES:
             self.requested[resource] = self.requested.get(resource, 0) + sign * demand.needs.get(resource, 0)
         if sign > 0:
             self.pods[demand.key] = demand.spec.namespace, demand.spec.name
@@ -86,6 +86,6 @@ class NodeRow(Struct):
             or cached.ended != ended
             or cached.pending != pending[: len(cached.pending)]
         ):
-            cached = expect(self.node, ended=ended)
+            cached = expected_node(self.node, ended=ended)
         self._expected = cached = cached.with_more(pending[len(cached.pending) :])
         return cached

@@ -12,9 +12,9 @@ If the counts alone decide, the engine is not called: if fewer CPUs are free tha
 under ``single-numa-node``, if fewer are free on every NUMA node than its largest container owns. A pod owns
 no CPUs if the CPU manager is not static or if its QoS class owns none, unless an annotation names its CPUs.
 
-A new demand meets many classes at once. If enough candidates fit, at most ``NEW_CLASSES`` of them are
-evaluated, and the candidates of other classes are left out of this answer, as a scheduler leaves out nodes by
-``percentageOfNodesToScore``. If too few fit, all are evaluated.
+A new demand meets many classes at once. If enough candidates fit, at most ``NEW_CLASSES_PER_ANSWER`` of them
+are evaluated, and the candidates of other classes are left out of this answer, as a scheduler leaves out
+nodes by ``percentageOfNodesToScore``. If too few fit, all are evaluated.
 
 Even if a class were too coarse, the pod would not be bound in error: a bind relies on ``place``, which
 decides with the CPUs themselves.
@@ -33,15 +33,15 @@ from proxy.model.koordinator import NumaStrategy
 from proxy.model.workload import TOPOLOGY_AFFINITY
 from proxy.pools.pod_fingerprint import fingerprint
 from proxy.scheduler.assumed_pods import AssumedPod, AssumedPods
-from proxy.scheduler.decision import FITS, NodeVerdict, evaluate, expect
-from proxy.scheduler.node_facts import SchedulableNode, counts_of, largest_of
-from proxy.scheduler.node_row import COUNTED, NOT_KNOWN, NodeRow
+from proxy.scheduler.decision import FITS, NodeVerdict, evaluate, expected_node
+from proxy.scheduler.node_facts import SchedulableNode, most_free_cpus, verdict_counts
+from proxy.scheduler.node_row import COUNTED_RESOURCES, NOT_KNOWN, NodeRow
 from proxy.scheduler.pod_demand import PodDemand
 from proxy.scheduler.scores import Strategy, allocation_score, numa_strategy, volcano_scores
 from proxy.scheduler.taints import Taint, tolerates
 
-NEW_CLASSES = 1
-ENOUGH = 16
+NEW_CLASSES_PER_ANSWER = 1
+ENOUGH_FITTING_NODES = 16
 MOST_VERDICTS = 400_000
 MOST_SIGNATURES = 20_000
 MOST_CLASSES = 200_000
@@ -76,7 +76,7 @@ class NodeTable:
         self._shapes: dict[int, tuple[Node, int]] = {}
         self._last_shape = 0
         self._verdicts: dict[object, dict[int, NodeVerdict]] = {}
-        self._kept = 0
+        self._verdict_count = 0
         self.evaluations = 0
         self.changed: set[str] = set()
 
@@ -86,7 +86,10 @@ class NodeTable:
         """Record the facts of a node."""
         row = self._rows.setdefault(node.name, NodeRow())
         row.node, row.problem = node, ""
-        row.counts, row.largest = (self._shape(node.rules), *counts_of(node)), largest_of(node)
+        row.counts, row.most_free_on_numa_node = (
+            (self._shape(node.rules), *verdict_counts(node)),
+            most_free_cpus(node),
+        )
         self._refresh(node.name, now)
         self._confirm(node.name, now)
 
@@ -107,7 +110,7 @@ class NodeTable:
         row = self._rows.setdefault(name, NodeRow())
         if not row.allocatable:
             row.joined = now
-        row.allocatable = {resource: allocatable.get(resource, 0) for resource in COUNTED}
+        row.allocatable = {resource: allocatable.get(resource, 0) for resource in COUNTED_RESOURCES}
 
     def put_taints(self, name: str, taints: tuple[Taint, ...]) -> None:
         """Record the taints of a Node object."""
@@ -139,7 +142,7 @@ class NodeTable:
         if (row := self._rows.get(demand.node)) and row.ended.discard(demand.key):
             # The object showed the pod before the API server did.
             self._refresh(demand.node, now)
-        before = self._assumed_pods.of_pod(demand.key)
+        before = self._assumed_pods.by_key(demand.key)
         if before is not None or self._holds(demand.node, demand):
             self._assumed_pods.observe(demand, now, running=running)
             if before is not None and before.node != demand.node:
@@ -205,7 +208,7 @@ class NodeTable:
 
     def assumed_pod(self, pod: str) -> AssumedPod | None:
         """Return the assumed pod with a key; None if it is not assumed."""
-        return self._assumed_pods.of_pod(pod)
+        return self._assumed_pods.by_key(pod)
 
     def names(self) -> Iterable[str]:
         """Return the names of all nodes."""
@@ -221,38 +224,42 @@ class NodeTable:
             names: The candidates; None for all nodes.
         """
         names = list(self._rows) if names is None else names
-        if not demand.aligned:
+        if not demand.needs_alignment:
             return FilterResult(list(names), {})
         verdicts = self.verdicts_of(demand)
-        kinds = list(map(self._class_of.get, names))
-        met = set(kinds)
-        passing = {kind for kind in met if kind in verdicts and verdicts[kind].fits}
+        node_classes = list(map(self._class_of.get, names))
+        met = set(node_classes)
+        passing = {node_class for node_class in met if node_class in verdicts and verdicts[node_class].fits}
         if len(passing) == len(met):
             return FilterResult(list(names), {})
-        fits = [name for name, kind in zip(names, kinds, strict=True) if kind in passing]
-        remaining = [name for name, kind in zip(names, kinds, strict=True) if kind not in passing]
+        fits = [name for name, node_class in zip(names, node_classes, strict=True) if node_class in passing]
+        remaining = [
+            name for name, node_class in zip(names, node_classes, strict=True) if node_class not in passing
+        ]
         # Nodes with pending pods take longest, and are left out first.
         remaining.sort(key=lambda name: len(self.pending(name)))
         failed: dict[str, str] = {}
-        self._sort_out(remaining, demand, fits, failed)
+        self._evaluate_candidates(remaining, demand, fits, failed)
         return FilterResult(fits, failed)
 
     def scores(self, demand: PodDemand, names: Sequence[str], strategy: Strategy) -> list[int]:
         """Return the scores of candidates, 0 to 100."""
         if strategy is Strategy.FEWEST_NUMA_NODES:
-            if not demand.aligned:
+            if not demand.needs_alignment:
                 return [0] * len(names)
             verdicts = self.verdicts_of(demand)
-            kinds = list(map(self._class_of.get, names))
-            met = set(kinds)
+            node_classes = list(map(self._class_of.get, names))
+            met = set(node_classes)
             if not verdicts.keys() >= met:
                 return volcano_scores(
                     [len(self.verdict(candidate, demand, verdicts).numa_nodes) for candidate in names]
                 )
             count_of: dict[int | None, int] = {
-                kind: len(verdicts[kind].numa_nodes) for kind in met if kind is not None
+                node_class: len(verdicts[node_class].numa_nodes)
+                for node_class in met
+                if node_class is not None
             }
-            return volcano_scores(list(map(count_of.__getitem__, kinds)))
+            return volcano_scores(list(map(count_of.__getitem__, node_classes)))
         if numa_strategy(strategy, NumaStrategy.NONE) is None:
             return [allocation_score(self._fractions(name, demand), strategy) for name in names]
         verdicts = self.verdicts_of(demand)
@@ -262,23 +269,23 @@ class NodeTable:
         """Decide for one node with the CPUs themselves, as its bind relies on it."""
         row = self._rows.get(name)
         if row is None or row.node is None:
-            if demand.aligned:
+            if demand.needs_alignment:
                 problem = row.problem if row else NOT_KNOWN
                 return NodeVerdict(fits=False, reason=UNKNOWN, message=problem)
             return FITS
-        if not demand.aligned:
+        if not demand.needs_alignment:
             return FITS
         self.evaluations += 1
         if any(assumed.pod == demand.key for assumed in row.pending):  # an earlier bind of the pod
             other_demands = [assumed.demand for assumed in row.pending if assumed.pod != demand.key]
-            return evaluate(demand, expect(row.node, other_demands, row.ended_cpus()))
+            return evaluate(demand, expected_node(row.node, other_demands, row.ended_cpus()))
         return evaluate(demand, row.expected())
 
     def verdicts_of(self, demand: PodDemand) -> dict[int, NodeVerdict]:
         """Return the verdicts for pods that demand the same, by class of nodes; forgotten with the object."""
-        if self._kept > MOST_VERDICTS or len(self._verdicts) > MOST_SIGNATURES:
+        if self._verdict_count > MOST_VERDICTS or len(self._verdicts) > MOST_SIGNATURES:
             self._verdicts.clear()
-            self._kept = 0
+            self._verdict_count = 0
         return self._verdicts.setdefault(demand.signature, {})
 
     def is_tainted(self, name: str, demand: PodDemand) -> bool:
@@ -296,20 +303,20 @@ class NodeTable:
             demand: The pod.
             verdicts: The known verdicts for the pod (``verdicts_of``).
         """
-        if not demand.aligned:
+        if not demand.needs_alignment:
             return FITS
-        row, kind = self._rows.get(name), self._class_of.get(name)
-        if row is None or kind is None:
+        row, node_class = self._rows.get(name), self._class_of.get(name)
+        if row is None or node_class is None:
             problem = row.problem if row else NOT_KNOWN
             return NodeVerdict(fits=False, reason=UNKNOWN, message=problem)
-        verdict = verdicts.get(kind)
+        verdict = verdicts.get(node_class)
         if verdict is not None:
             return verdict
-        if row.owned_by(demand, demand.exclusive) > row.free:
-            message = f"{row.free} CPUs are free, {demand.exclusive} are needed"
+        if row.owned_by(demand, demand.exclusive_cpus) > row.free:
+            message = f"{row.free} CPUs are free, {demand.exclusive_cpus} are needed"
             return NodeVerdict(fits=False, reason=TOO_FEW_CPUS, message=message)
-        if row.owned_by(demand, demand.largest) > row.largest:
-            message = f"no NUMA node has {demand.largest} free CPUs"
+        if row.owned_by(demand, demand.largest_container_cpus) > row.most_free_on_numa_node:
+            message = f"no NUMA node has {demand.largest_container_cpus} free CPUs"
             return NodeVerdict(fits=False, reason=TOPOLOGY_AFFINITY, message=message)
         return None
 
@@ -324,17 +331,17 @@ class NodeTable:
         row = self._rows.get(name)
         if row is None or row.node is None:
             return NodeVerdict(fits=False, reason=UNKNOWN, message=row.problem if row else "")
-        kind = self._class_of[name]
-        verdict = verdicts.get(kind)
+        node_class = self._class_of[name]
+        verdict = verdicts.get(node_class)
         if verdict is None:
             self.evaluations += 1
-            self._kept += 1
-            verdict = verdicts[kind] = evaluate(demand, row.expected())
+            self._verdict_count += 1
+            verdict = verdicts[node_class] = evaluate(demand, row.expected())
         return verdict
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _sort_out(
+    def _evaluate_candidates(
         self, names: Iterable[str], demand: PodDemand, fits: list[str], failed: dict[str, str]
     ) -> None:
         """Add candidates to those that fit or to those that do not, and evaluate classes that are new."""
@@ -343,7 +350,7 @@ class NodeTable:
         for name in names:
             verdict = self.known_verdict(name, demand, verdicts)
             if verdict is None:
-                if evaluations >= NEW_CLASSES and len(fits) >= ENOUGH:
+                if evaluations >= NEW_CLASSES_PER_ANSWER and len(fits) >= ENOUGH_FITTING_NODES:
                     failed[name] = f"{NOT_EVALUATED}: enough other nodes fit"
                     continue
                 evaluations += 1
@@ -376,7 +383,7 @@ class NodeTable:
     def _holds(self, name: str, demand: PodDemand) -> bool:
         """Return whether a pod holds CPUs or devices that the object of the node shows."""
         row = self._rows.get(name)
-        return demand.holds or bool(row and row.node and row.node.memory and demand.holds_memory)
+        return demand.holds_resources or bool(row and row.node and row.node.memory and demand.holds_memory)
 
     def _confirm(self, name: str, now: float) -> None:
         """End the pending state of running pods if a fingerprint names exactly the pods that are bound."""
@@ -386,7 +393,7 @@ class NodeTable:
         # If another object shows CPUs, the pods that hold some are looked up there one by one.
         waiting = [
             assumed for assumed in row.pending
-            if assumed.running_since is not None and (row.node.has_amounts or not assumed.demand.lasting)
+            if assumed.running_since is not None and (row.node.has_amounts or not assumed.demand.lasting_cpus)
         ]  # fmt: skip
         if waiting and fingerprint(row.pods.values()) == row.node.fingerprint:
             for assumed in waiting:
@@ -402,12 +409,12 @@ class NodeTable:
             assumed for assumed in self._assumed_pods.of(name) if assumed.is_pending(node, now)
         )
         row.free = len(node.free) - sum(
-            row.owned_by(assumed.demand, assumed.demand.lasting) for assumed in row.pending
+            row.owned_by(assumed.demand, assumed.demand.lasting_cpus) for assumed in row.pending
         )
         key = *row.counts, *(assumed.demand.signature for assumed in row.pending), *row.ended_cpus()
-        kind = self._classes.setdefault(key, len(self._classes))
-        if self._class_of.get(name) != kind:
-            self._class_of[name] = kind
+        node_class = self._classes.setdefault(key, len(self._classes))
+        if self._class_of.get(name) != node_class:
+            self._class_of[name] = node_class
             self.changed.add(name)
 
     def _shape(self, rules: Node) -> int:
@@ -427,7 +434,7 @@ class NodeTable:
         node = self.node(name)
         way = numa_strategy(strategy, node.rules.strategy if node else NumaStrategy.NONE)
         assert way is not None
-        used = self.verdict(name, demand, verdicts).used if demand.aligned else ()
+        used = self.verdict(name, demand, verdicts).used if demand.needs_alignment else ()
         return allocation_score(used or self._fractions(name, demand), way)
 
     def _fractions(self, name: str, demand: PodDemand) -> list[float]:

@@ -44,8 +44,8 @@ class PodDemand(Struct, frozen=True):
         spec: The part of the Pod object that placement reads.
         pod: The facts that the engine reads.
         signature: Equal for pods that demand the same.
-        exclusive: The most exclusive CPUs that its containers hold at any time.
-        lasting: Exclusive CPUs of the containers that stay, without those of init containers.
+        exclusive_cpus: The most exclusive CPUs that its containers hold at any time.
+        lasting_cpus: Exclusive CPUs of the containers that stay, without those of init containers.
         devices: Extended resources and how many of each.
         needs: The amounts that the scheduler subtracts from a node, with the overhead of the runtime class:
             thousandths of CPUs, bytes, pieces.
@@ -58,8 +58,8 @@ class PodDemand(Struct, frozen=True):
     spec: PodSpec
     pod: Pod
     signature: Hashable
-    exclusive: int
-    lasting: int
+    exclusive_cpus: int
+    lasting_cpus: int
     devices: Mapping[str, int]
     needs: Mapping[str, int]
     priority: int = 0
@@ -78,11 +78,11 @@ class PodDemand(Struct, frozen=True):
         return None if policy is TopologyPolicy.NONE else policy
 
     @property
-    def aligned(self) -> bool:
+    def needs_alignment(self) -> bool:
         """Whether a node may reject the pod because CPUs, memory or devices are not on one NUMA node."""
         pod = self.pod
         return bool(
-            self.exclusive
+            self.exclusive_cpus
             or self.devices
             or pod.qos in STRICT
             or pod.kube_qos is KubeQos.GUARANTEED
@@ -91,9 +91,9 @@ class PodDemand(Struct, frozen=True):
         )
 
     @property
-    def holds(self) -> bool:
+    def holds_resources(self) -> bool:
         """Whether the pod holds resources that the object of its node shows: exclusive CPUs, or devices."""
-        return bool(self.exclusive or self.devices)
+        return bool(self.exclusive_cpus or self.devices)
 
     def owns_cpus(self, *, static: bool) -> bool:
         """Return whether a node gives the pod the exclusive CPUs that it requests.
@@ -111,9 +111,9 @@ class PodDemand(Struct, frozen=True):
         return gets_memory(self.spec.requests)
 
     @property
-    def largest(self) -> int:
+    def largest_container_cpus(self) -> int:
         """The most CPUs that one container owns if the node's policy alone aligns the pod; otherwise 0."""
-        if not self.exclusive or self.pod.qos in STRICT or self.pod.aligned is not NumaPolicy.NONE:
+        if not self.exclusive_cpus or self.pod.qos in STRICT or self.pod.aligned is not NumaPolicy.NONE:
             return 0
         requests = self.spec.requests
         return max(container_cpus(requests, container) for container in requests.containers)

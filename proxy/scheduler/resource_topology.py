@@ -166,7 +166,7 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
     manager = Fields.parse(str(annotations.get(MANAGER_POLICY) or "{}"))
     options = {} if CPU_MANAGER in attributes else manager.get("options")
     zones, costs = _zones(fields)
-    pod_cpus = _held(annotations)
+    pod_cpus = _cpus_by_pod(annotations)
     return ResourceTopologyFacts(
         zones,
         _distances(zones, costs),
@@ -262,7 +262,7 @@ def _rows(annotations: Mapping[str, Any]) -> CpuRows:
     return tuple(sorted(numbers))
 
 
-def _held(annotations: Mapping[str, Any]) -> dict[str, CpuSet]:
+def _cpus_by_pod(annotations: Mapping[str, Any]) -> dict[str, CpuSet]:
     text = annotations.get(POD_ALLOCS)
     if not text:
         return {}

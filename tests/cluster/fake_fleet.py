@@ -381,7 +381,7 @@ class FakeFleet:
         reason = self.nodes[node].admit(raw)
         if reason:
             self.rejected[name] = f"{node}: {reason}"
-            self.avoidable += self.fits_somewhere(read_demand(raw).exclusive)
+            self.avoidable += self.fits_somewhere(read_demand(raw).exclusive_cpus)
         else:
             self.admitted[name] = node
         status = {"phase": "Failed", "reason": reason} if reason else {"phase": "Running"}

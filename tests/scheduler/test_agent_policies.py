@@ -26,7 +26,7 @@ from proxy.model.mode import NodeMode
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.observe.node_description import describe_node
 from proxy.pools.topology_keys import FLOOR_CPUS, POD_LIMIT, POLICIES
-from proxy.scheduler.decision import evaluate, expect
+from proxy.scheduler.decision import evaluate, expected_node
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.pod_demand import PodDemand
@@ -81,9 +81,9 @@ def test_rules_of_the_configuration_refuse_pods_as_on_the_node(node: Node, pod: 
     """Even if kubelet's CPU manager has the policy none, as docs/kubelet-facts.md advises."""
     state = arrive(NodeState.empty(node), demand("first", 2))
     outcome = dry_run(state, pod.arrival())
-    verdict = evaluate(pod, expect(published(page_of(state), form)))
+    verdict = evaluate(pod, expected_node(published(page_of(state), form)))
     assert (verdict.fits, verdict.reason) == (False, outcome.verdict.reason)
-    assert evaluate(demand("fits", 2), expect(published(page_of(state), form))).fits
+    assert evaluate(demand("fits", 2), expected_node(published(page_of(state), form))).fits
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -97,7 +97,7 @@ def test_strategy_and_options_are_read_back(form: str) -> None:
 
 def test_a_limit_beyond_which_pods_share_refuses_none() -> None:
     node = make(admission=AdmissionRules(pod_limit=4, beyond=BeyondLimit.SHARE))
-    assert evaluate(demand("much", 6), expect(published(page_of(NodeState.empty(node)), BOTH))).fits
+    assert evaluate(demand("much", 6), expected_node(published(page_of(NodeState.empty(node)), BOTH))).fits
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -106,10 +106,10 @@ def test_the_floor_is_a_number_and_the_node_may_keep_other_cpus(form: str) -> No
     state = arrive(NodeState.empty(make(admission=AdmissionRules(floor=2))), demand("first", 2))
     found = published(page_of(state), form)
     assert (found.reserved, found.free) == (CpuSet(), cpus("1-7,9-15"))
-    whole = evaluate(demand("whole", 8), expect(found))
+    whole = evaluate(demand("whole", 8), expected_node(found))
     assert str(whole.cpus) == "4-7,12-15"
-    assert not evaluate(demand("next", 6), expect(found, [demand("whole", 8)])).fits
-    assert evaluate(demand("next", 4), expect(found, [demand("whole", 8)])).fits
+    assert not evaluate(demand("next", 6), expected_node(found, [demand("whole", 8)])).fits
+    assert evaluate(demand("next", 4), expected_node(found, [demand("whole", 8)])).fits
 
 
 def test_the_floor_is_not_counted_if_the_object_names_no_pods() -> None:
@@ -119,7 +119,7 @@ def test_the_floor_is_not_counted_if_the_object_names_no_pods() -> None:
     raw = numatopology(page_of(state), allocations=False)
     found = join_facts("n1", None, read_numatopology(raw), None)
     everything = demand("all", 6, 8)
-    assert evaluate(everything, expect(found)).fits
+    assert evaluate(everything, expected_node(found)).fits
     assert dry_run(state, everything.arrival()).verdict.admitted
 
 
@@ -136,8 +136,8 @@ def test_an_earlier_agent_reports_the_floor_as_a_reserve(form: str) -> None:
     earlier["policies"] = {name: policies[name] for name in kept}
     found = published(read_node_page(json.loads(json.dumps(to_builtins(earlier)))), form)
     assert (found.reserved, found.free) == (cpus("7,15"), cpus("1-6,9-14"))
-    assert not evaluate(demand("whole", 8), expect(found)).fits
-    assert evaluate(demand("much", 6), expect(found)).fits
+    assert not evaluate(demand("whole", 8), expected_node(found)).fits
+    assert evaluate(demand("much", 6), expected_node(found)).fits
 
 
 def test_the_extender_decides_as_the_node_whatever_its_rules_are() -> None:
@@ -167,7 +167,7 @@ def test_the_extender_decides_as_the_node_whatever_its_rules_are() -> None:
             for count in (1, 2, 4, 6):
                 pod = demand("wanted", count, labels=LSR if chance.random() < 0.3 else {})
                 outcome = dry_run(state, pod.arrival())
-                verdict = evaluate(pod, expect(found))
+                verdict = evaluate(pod, expected_node(found))
                 assert verdict.fits is outcome.verdict.admitted, (form, node, verdict)
                 judged[verdict.fits] += 1
     assert min(judged.values()) > 100

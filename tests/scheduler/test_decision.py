@@ -15,16 +15,16 @@ from proxy.engine.pod_dry_run import dry_run
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.pools.topology_keys import CPU_OPTIONS, FIGURES
-from proxy.scheduler.decision import NodeVerdict, _possibly_rejected, evaluate, expect
-from proxy.scheduler.node_facts import SchedulableNode, counts_of, join_facts
-from proxy.scheduler.node_table import ENOUGH, NOT_EVALUATED, NodeTable
+from proxy.scheduler.decision import NodeVerdict, _possibly_rejected, evaluate, expected_node
+from proxy.scheduler.node_facts import SchedulableNode, join_facts, verdict_counts
+from proxy.scheduler.node_table import ENOUGH_FITTING_NODES, NOT_EVALUATED, NodeTable
 from proxy.scheduler.pod_demand import PodDemand, with_cpus
 from proxy.scheduler.resource_topology import read_resource_topology
 from tests.scheduler.objects import cpus, demand, node, resource_topology
 
 
 def decide(found: SchedulableNode, pod: PodDemand, pending: Sequence[PodDemand] = ()) -> NodeVerdict:
-    return evaluate(pod, expect(found, pending))
+    return evaluate(pod, expected_node(found, pending))
 
 
 GPU, NIC = "example.com/gpu", "example.com/nic"
@@ -121,7 +121,7 @@ def test_cpus_of_init_containers_are_reused() -> None:
     amounts = {"cpu": "8", "memory": "1Gi"}
     first = {"name": "first", "image": "x", "resources": {"requests": amounts, "limits": amounts}}
     pod = demand("p", 6, initContainers=[first])
-    assert (pod.exclusive, pod.lasting) == (8, 6)
+    assert (pod.exclusive_cpus, pod.lasting_cpus) == (8, 6)
     verdict = decide(node(free="0-7"), pod)
     assert (verdict.fits, len(verdict.cpus)) == (True, 6)
 
@@ -177,7 +177,7 @@ def test_a_pod_that_keeps_apart_avoids_numa_nodes_of_pods_that_span_several(wide
     assert decide(found, demand("p", 2)).fits
     apart = node(policy="none", pods={"a": "0-1", "b": "8-9"}, free="2-7,10-15")
     spans = node(policy="none", pods={"a": "0,8", "b": "1,9"}, free="2-7,10-15")
-    assert counts_of(apart) != counts_of(spans)
+    assert verdict_counts(apart) != verdict_counts(spans)
 
 
 def test_a_node_that_names_no_pods_keeps_no_pod_apart() -> None:
@@ -238,7 +238,7 @@ def test_nodes_of_one_class_get_the_verdict_of_their_own_cpus() -> None:
     for pod in (demand("a", 2), demand("b", 5), demand("c", 3, 2), demand("d", 8)):
         result = table.filter(pod, names)
         judged = [name for name in names if not result.failed.get(name, "").startswith(NOT_EVALUATED)]
-        assert len(judged) > ENOUGH
+        assert len(judged) > ENOUGH_FITTING_NODES
         assert result.fits
         assert set(result.fits) == {name for name in judged if table.place(name, pod).fits}
 
@@ -261,9 +261,9 @@ def test_half_cores_are_decided_as_on_the_node(policy: str, reserved: str) -> No
         assert [each.placement.exclusive for each in arrived.containers] == [taken]
         outcome = dry_run(arrived.state, pod.arrival())
         verdict = decide(half, pod)
-        assert verdict.fits is outcome.verdict.admitted, (taken, pod.exclusive)
+        assert verdict.fits is outcome.verdict.admitted, (taken, pod.exclusive_cpus)
         if verdict.fits:
-            assert verdict.cpus == outcome.containers[0].placement.exclusive, (taken, pod.exclusive)
+            assert verdict.cpus == outcome.containers[0].placement.exclusive, (taken, pod.exclusive_cpus)
         fits[verdict.fits] += 1
     assert min(fits.values()) > 5
 
@@ -275,7 +275,7 @@ def test_half_cores_beside_owned_and_beside_reserved_cpus_are_counted_apart() ->
         for reserve, taken in (("0", "2-3"), ("2", "0,3"))
     )
     assert reserved.free == owned.free
-    assert counts_of(reserved) != counts_of(owned)
+    assert verdict_counts(reserved) != verdict_counts(owned)
 
 
 def test_a_required_bind_policy_needs_a_trial_in_every_order() -> None:
@@ -299,7 +299,7 @@ def test_where_each_pod_finds_room_after_all_others_the_order_does_not_matter() 
             continue
         spacious += 1
         for order in itertools.permutations(pods):
-            assert not expect(found, order).lost
+            assert not expected_node(found, order).rejected
     assert spacious > 20
 
 
@@ -328,16 +328,16 @@ def test_a_pod_fits_beside_pending_ones_if_and_only_if_all_are_admitted_in_every
         gone = CpuSet(chance.sample(range(1, 8), 2)) if number % 2 else CpuSet()
         kept = CpuSet(range(1, 16)) - free - gone
         found = node(free=str(free - gone), pods={"gone": str(gone), "kept": str(kept)})
-        initial, pending = expect(found).state, list[PodDemand]()
+        initial, pending = expected_node(found).state, list[PodDemand]()
         for count in range(4):
             labels = {"koordinator.sh/qosClass": "LSR"} if chance.random() < 0.4 else {}
             candidate = demand(f"p{count}", chance.randint(1, 5), labels=labels)
-            verdict = evaluate(candidate, expect(found, pending, (gone,) if gone else ()))
+            verdict = evaluate(candidate, expected_node(found, pending, (gone,) if gone else ()))
             judged[verdict.fits, verdict.reason] += 1
             if not verdict.cpus and verdict.reason != "PendingPodsConflict":
                 continue
             if labels:
-                placed = dry_run(expect(found, pending).state, candidate.arrival()).containers[0]
+                placed = dry_run(expected_node(found, pending).state, candidate.arrival()).containers[0]
                 candidate = with_cpus(candidate, f'{{"cpuset":"{placed.placement.exclusive}"}}')
             if pending:
                 assert verdict.fits is not any_order_refuses(initial, [*pending, candidate], gone)

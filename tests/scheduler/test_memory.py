@@ -9,7 +9,7 @@ from proxy.agent.objects.node_resource_topology import nfd_topology
 from proxy.agent.objects.numatopology import numatopology
 from proxy.model.idset import Mask
 from proxy.pools.topology_keys import FIGURES, MEMORY_MANAGER
-from proxy.scheduler.decision import evaluate, expect
+from proxy.scheduler.decision import evaluate, expected_node
 from proxy.scheduler.node_facts import SchedulableNode, UnknownNodeError, join_facts
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import read_numatopology
@@ -84,7 +84,7 @@ def test_a_numa_node_without_cpus_has_its_memory(policy: str, fits: bool) -> Non
         ]
     cxl = node("n1", raw)
     assert [numa.distance for numa in cxl.rules.machine.nodes] == [(10, 21, 22), (20, 10, 22), (20, 21, 10)]
-    assert evaluate(pod_requesting("200Gi"), expect(cxl)).fits is fits
+    assert evaluate(pod_requesting("200Gi"), expected_node(cxl)).fits is fits
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_numa_node_without_cpus_has_its_memory(policy: str, fits: bool) -> Non
 def test_memory_and_huge_pages_are_of_the_numa_node_of_the_cpus(
     memory: str, pages: str, nodes: list[int]
 ) -> None:
-    verdict = evaluate(pod_requesting(memory, **{"hugepages-1Gi": pages}), expect(published()))
+    verdict = evaluate(pod_requesting(memory, **{"hugepages-1Gi": pages}), expected_node(published()))
     assert verdict.fits is bool(nodes)
     assert verdict.numa_nodes == Mask(nodes)
 
@@ -108,7 +108,7 @@ def test_memory_and_huge_pages_are_of_the_numa_node_of_the_cpus(
 def test_a_node_without_a_static_memory_manager_refuses_nothing_for_memory() -> None:
     facts = published(memoryManagerPolicy="None")
     assert facts.memory == ()
-    assert evaluate(pod_requesting("60Gi"), expect(facts)).fits
+    assert evaluate(pod_requesting("60Gi"), expected_node(facts)).fits
 
 
 @pytest.mark.parametrize("resource", ["hugepages-1", "hugepages-0", "hugepages-512m"])
@@ -120,18 +120,18 @@ def test_a_size_of_huge_pages_below_a_kibibyte_makes_the_node_unknown(resource: 
 
 def test_the_agents_facts_about_the_cpu_manager_are_read_back() -> None:
     assert published().rules.options.full_pcpus_only
-    assert evaluate(pod_requesting("1Gi", 3), expect(published())).reason == "SMTAlignmentError"
-    assert evaluate(pod_requesting("1Gi", 3), expect(published(cpuManagerPolicyOptions=""))).fits
+    assert evaluate(pod_requesting("1Gi", 3), expected_node(published())).reason == "SMTAlignmentError"
+    assert evaluate(pod_requesting("1Gi", 3), expected_node(published(cpuManagerPolicyOptions=""))).fits
     assert not published(cpuManagerPolicy="none").rules.static
 
 
 def test_who_writes_memory_only_if_the_memory_manager_is_static() -> None:
     by_nfd = resource_topology("n1", {numa: {"cpu": (8, 8), "memory": (32 * GI, 4 * GI)} for numa in (0, 1)})
-    assert not evaluate(pod_requesting("5Gi"), expect(found(by_nfd))).fits
+    assert not evaluate(pod_requesting("5Gi"), expected_node(found(by_nfd))).fits
     earlier_agent = {**by_nfd, "metadata": {"name": "n1", "annotations": {FIGURES: "mode=enforce"}}}
-    assert evaluate(pod_requesting("5Gi"), expect(found(earlier_agent))).fits
+    assert evaluate(pod_requesting("5Gi"), expected_node(found(earlier_agent))).fits
     reported = {**by_nfd, "attributes": [*by_nfd["attributes"], {"name": MEMORY_MANAGER, "value": "None"}]}
-    assert evaluate(pod_requesting("5Gi"), expect(found(reported))).fits
+    assert evaluate(pod_requesting("5Gi"), expected_node(found(reported))).fits
 
 
 @pytest.mark.parametrize(("memory", "fits"), [("3Gi", True), ("5Gi", False), ("40Gi", False)])
@@ -143,7 +143,7 @@ def test_restricted_counts_how_many_numa_nodes_would_do_when_they_are_empty(memo
         "restricted",
         "container",
     )
-    assert evaluate(pod_requesting(memory), expect(found(raw))).fits is fits
+    assert evaluate(pod_requesting(memory), expected_node(found(raw))).fits is fits
 
 
 def test_memory_that_is_promised_is_not_promised_again() -> None:
@@ -151,7 +151,7 @@ def test_memory_that_is_promised_is_not_promised_again() -> None:
     table = NodeTable()
     table.put(published(), 0.0)
     shared = pod_requesting("12Gi", "500m", "a")
-    assert not shared.holds
+    assert not shared.holds_resources
     assert table.place("n1", pod_requesting("20Gi", name="b")).fits
     table.assume("n1", shared, 0.0)
     assert [each.pod for each in table.pending("n1")] == ["a"]

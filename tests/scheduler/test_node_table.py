@@ -142,9 +142,9 @@ def test_an_assumed_pod_counts_with_what_it_requests_after_a_resize(table: NodeT
     table.observe(demand("a", 7, node="n1"), 0.0, running=False)
     for cpu, free in ((2, 13), ("1500m", 15), (7, 8)):
         table.observe(demand("a", cpu, node="n1"), 1.0, running=False)
-        assert [each.demand.lasting for each in table.pending("n1")] == [15 - free]
+        assert [each.demand.lasting_cpus for each in table.pending("n1")] == [15 - free]
         assert f"{free} CPUs are free" in table.filter(demand("b", 16), ["n1"]).failed["n1"]
-    assert [each.lasting for each in table.pods("n1")] == [7]
+    assert [each.lasting_cpus for each in table.pods("n1")] == [7]
 
 
 def test_a_resize_keeps_the_cpus_that_the_bind_has_named(table: NodeTable) -> None:
@@ -152,7 +152,7 @@ def test_a_resize_keeps_the_cpus_that_the_bind_has_named(table: NodeTable) -> No
     table.assume("n1", with_cpus(demand("a", 2, labels=lsr), '{"cpuset":"14-15"}'), 0.0)
     table.observe(demand("a", 3, labels=lsr, node="n1"), 1.0, running=False)
     assumed = table.pending("n1")[0].demand
-    assert (assumed.lasting, assumed.pod.cpuset) == (3, cpus("14-15"))
+    assert (assumed.lasting_cpus, assumed.pod.cpuset) == (3, cpus("14-15"))
 
 
 def test_cpus_of_a_pod_that_has_ended_may_be_free_before_the_object_shows_it(table: NodeTable) -> None:
@@ -261,7 +261,7 @@ def test_aligned_pods_do_not_fit_nodes_without_objects(table: NodeTable) -> None
     assert result.failed["n2"] == "UnknownNode: its objects name no CPU"
     assert not table.place("n3", demand("a", 2)).fits
     shared = demand("b", "500m", "1")
-    assert not shared.exclusive or shared.aligned
+    assert not shared.exclusive_cpus or shared.needs_alignment
 
 
 def test_best_effort_pods_go_anywhere(table: NodeTable) -> None:
@@ -367,7 +367,7 @@ def test_allocation_scores_count_the_overhead_of_the_runtime_class(table: NodeTa
         table.put_allocatable(name, {"cpu": 16_000, "memory": 16 << 30})
     sandboxed = demand("a", "500m", overhead={"cpu": "4", "example.com/gpu": "1"})
     assert sandboxed.needs["cpu"] == 4_500
-    assert (sandboxed.exclusive, sandboxed.devices) == (0, {}), "no container gets the overhead"
+    assert (sandboxed.exclusive_cpus, sandboxed.devices) == (0, {}), "no container gets the overhead"
     table.observe(replace(sandboxed, node="n1"), 0.0, running=True)
     table.observe(demand("b", "500m", node="n2"), 0.0, running=True)
     scores = table.scores(demand("c", "500m"), ["n1", "n2"], Strategy.LEAST_ALLOCATED)

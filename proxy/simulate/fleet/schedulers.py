@@ -28,7 +28,7 @@ from proxy.pools.claims import STRICT
 from proxy.scheduler.assumed_pods import GRACE_S
 from proxy.scheduler.decision import NodeVerdict, resource_status
 from proxy.scheduler.node_facts import DeviceCounts, SchedulableNode
-from proxy.scheduler.node_table import ENOUGH, NEW_CLASSES, NodeTable
+from proxy.scheduler.node_table import ENOUGH_FITTING_NODES, NEW_CLASSES_PER_ANSWER, NodeTable
 from proxy.scheduler.pod_demand import PodDemand, with_cpus
 from proxy.scheduler.resource_topology import MemoryRows
 from proxy.scheduler.scores import Strategy, volcano_scores
@@ -84,7 +84,7 @@ class Ranking:
         evaluated, fits = 0, self._fitting
         for at in [*self._ranks.get(_NEW, ())]:
             if self._rank_of[at] == _NEW:
-                if evaluated >= NEW_CLASSES and fits >= ENOUGH:
+                if evaluated >= NEW_CLASSES_PER_ANSWER and fits >= ENOUGH_FITTING_NODES:
                     break
                 evaluated += 1
                 self._table.verdict(self._names[at], demand, verdicts)
