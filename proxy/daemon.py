@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from proxy import logs, memory_trim
 from proxy.admin.server import AdminServer
 from proxy.admin_routes import Pages
-from proxy.config.files import exposed
+from proxy.config.files import exposed_files
 from proxy.config.schema import Config
 from proxy.early_socket import EarlySocket, open_socket
 from proxy.engine.suppression import SUPPRESSION_RECORD
@@ -162,7 +162,7 @@ class Daemon:
         else:
             self._acceptor = await self._build_node(machine, telemetry)
         self.reload = self._build_reload(machine, telemetry)
-        self.reload.notice([*early.notices, *exposed(config)])
+        self.reload.report_notices([*early.notices, *exposed_files(config)])
         memory_trim.freeze_modules()
         await self._acceptor.start(self._listener.socket)
         await self._start_admin()

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from proxy import logs
 from proxy.agent.session import AgentSession
-from proxy.config.cluster_config import file_of
-from proxy.config.load import DEFAULT_FILE, listed, load
+from proxy.config.cluster_config import cluster_config_file
+from proxy.config.load import DEFAULT_FILE, drop_in_files, load
 from proxy.config.origin import Origin
 from proxy.config.schema import Config
 from proxy.model.errors import TopoproxyError
-from proxy.reload.reread import with_live
+from proxy.reload.reread import with_live_values
 
 COMPARE_S = 5.0
 """Seconds between two comparisons of the files' times."""
@@ -48,7 +48,7 @@ async def follow_config_files(session: AgentSession) -> None:
 
 def _use_changed_keys(session: AgentSession, requested: Config) -> None:
     running = session.config
-    config = with_live(running, requested)
+    config = with_live_values(running, requested)
     if config.log != running.log:
         logs.log.change(config.log.level, config.log.format)
     if config != running:
@@ -62,8 +62,8 @@ def _stamps(origin: Origin, config: Config) -> list[_Stamp]:
         TopoproxyError: The directory of drop-ins cannot be read.
     """
     file = origin.file if origin.file is not None else DEFAULT_FILE
-    of_cluster = file_of(config.cluster_facts.directory, config.cluster_config.allowed)
-    return [_stamp(path) for path in (file, *listed(file), of_cluster) if path is not None]
+    of_cluster = cluster_config_file(config.cluster_facts.directory, config.cluster_config.allowed)
+    return [_stamp(path) for path in (file, *drop_in_files(file), of_cluster) if path is not None]
 
 
 def _stamp(path: Path) -> _Stamp:

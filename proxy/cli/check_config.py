@@ -63,7 +63,7 @@ def _startable(config: Config) -> Config:
     from proxy.config.checks import start_config
     from proxy.topology.reader import read_machine
 
-    if config.own is None:
+    if config.without_cluster is None:
         return config
     try:
         return start_config(config, read_machine(config.sysfs_root, config.procfs_root))[0]
@@ -109,20 +109,21 @@ def _runtime(config: Config) -> str:
 def _files(file: Path | None, config: Config) -> Iterator[str]:
     """Report files that are open to other users, and settings that can have no effect."""
     from proxy.config.checks import ineffective
-    from proxy.config.files import exposed
-    from proxy.config.load import untrusted
+    from proxy.config.files import exposed_files
+    from proxy.config.load import distrust
 
-    if reason := untrusted(file):
+    if reason := distrust(file):
         yield f"note: serve refuses this file as it is: {reason}"
     yield from (
-        f"note: {sentence}" for sentence in (*exposed(config), *ineffective(config), *config.former_keys)
+        f"note: {sentence}"
+        for sentence in (*exposed_files(config), *ineffective(config), *config.former_keys)
     )
 
 
 def _hooks(config: Config) -> Iterator[str]:
     """List the hook files, and their problems that can be found without running them."""
     from proxy.cli.hooks.file_commands import shipped
-    from proxy.config.nested_values import meant
+    from proxy.config.nested_values import suggestion
     from proxy.hooks.loader.directories import scan_directories
 
     hook_files = scan_directories(config.hooks)
@@ -138,8 +139,8 @@ def _hooks(config: Config) -> Iterator[str]:
             if name in shipped():
                 yield f"note: hooks.settings.{name}: it is not enabled: topoproxy hooks enable {name}"
             else:
-                suggestion = meant(name, hook_files.candidates)
-                yield f"note: hooks.settings.{name}: there is no such hook{suggestion}"
+                hint = suggestion(name, hook_files.candidates)
+                yield f"note: hooks.settings.{name}: there is no such hook{hint}"
 
 
 def _server_distrust(candidate: Candidate, hooks: HooksConfig) -> str:

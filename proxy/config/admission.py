@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from proxy.config.kinds import BOOLEAN, SettingKind, choice, duration, text_schema, whole
-from proxy.config.nested_values import YamlNode, meant
+from proxy.config.kinds import BOOLEAN, SettingKind, choice, duration, text_schema, whole_number
+from proxy.config.nested_values import YamlNode, suggestion
 from proxy.config.setting import key
 from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
 from proxy.model.label_selector import LONGEST_VALUE, LabelExpression, LabelOperator, LabelSelector
@@ -59,13 +59,13 @@ def _expression(tree: YamlNode) -> LabelExpression:
                 text = value.text("an operator", _WORDS)
                 if text not in list(LabelOperator):
                     raise value.fault(
-                        f"{text!r} is not {', '.join(LabelOperator)}{meant(text, LabelOperator)}"
+                        f"{text!r} is not {', '.join(LabelOperator)}{suggestion(text, LabelOperator)}"
                     )
                 operator = LabelOperator(text)
             case "values":
                 values = tuple(dict.fromkeys(map(_value, value.members("a list of values"))))
             case _:
-                raise value.fault(f"unknown key{meant(name, _FIELDS)}")
+                raise value.fault(f"unknown key{suggestion(name, _FIELDS)}")
     if label is None or operator is None:
         raise tree.fault(f"{'key' if label is None else 'operator'} is missing")
     if (operator in (LabelOperator.IN, LabelOperator.NOT_IN)) is not bool(values):
@@ -88,7 +88,7 @@ def _read_selector(tree: YamlNode) -> LabelSelector:
                 if len(expressions) > _MOST:
                     raise value_tree.fault(f"there are more than {_MOST} expressions")
         else:
-            raise value.fault(f"unknown key{meant(name, _PARTS)}")
+            raise value.fault(f"unknown key{suggestion(name, _PARTS)}")
     if len(labels) > _MOST:
         raise tree.fault(f"there are more than {_MOST} labels")
     return LabelSelector(tuple(sorted(labels.items())), tuple(expressions))
@@ -159,7 +159,7 @@ FLOOR = SettingKind(
     lambda text: None if text == AUTO else _read_count(text),
     lambda count: AUTO if count is None else str(count),
     _NUMBER_TAGS,
-    bounded=True,
+    shows_wants=True,
     schema={
         "anyOf": [
             {"type": "integer", "minimum": 0, "maximum": MOST_CPUS},
@@ -186,7 +186,7 @@ NAMESPACES = SettingKind(
     _read_namespaces,
     lambda namespaces: list(namespaces.patterns),
     frozenset({"seq"}),
-    bounded=True,
+    shows_wants=True,
     schema={
         "type": "array",
         "items": {
@@ -333,7 +333,7 @@ class EnforceConfig:
         default=100,
         metadata=key(
             "percent",
-            whole(0, 100),
+            whole_number(0, 100),
             "How many of these pods the plan is applied to. The hash of a pod's UID decides, so a larger "
             "percentage only adds pods.",
             live=True,
@@ -343,7 +343,7 @@ class EnforceConfig:
         default=1,
         metadata=key(
             "podsPerStep",
-            whole(1, 1000),
+            whole_number(1, 1000),
             "How many running pods are changed together when mode or enforce change on a running node.",
             live=True,
         ),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from proxy.config.cluster_config import IGNORED, faults
+from proxy.config.cluster_config import IGNORED, allowed_key_faults
 from proxy.config.endpoint import PATH_LIMIT
 from proxy.config.list_kinds import EVICTION_DEFAULT
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy
@@ -50,7 +50,7 @@ def check_against(config: Config, machine: Machine) -> None:
             reserved memory, or a policy's option does not fit the machine.
     """
     if problems := [*_unsatisfiable(config, machine), *_while_offline(config, machine)]:
-        raise refuse(config.source, problems)
+        raise configuration_error(config.source, problems)
 
 
 def check_start(config: Config, machine: Machine) -> list[str]:
@@ -67,7 +67,7 @@ def check_start(config: Config, machine: Machine) -> list[str]:
         ConfigError: As ``check_against``.
     """
     if problems := list(_unsatisfiable(config, machine)):
-        raise refuse(config.source, problems)
+        raise configuration_error(config.source, problems)
     return [
         *(f"{what}: this takes effect when it is back online" for what in _while_offline(config, machine)),
         *ineffective(config),
@@ -156,7 +156,7 @@ def _reserved_memory(config: Config, machine: Machine, *, away: bool) -> dict[in
     return {node: amounts for node, amounts in config.reserved_memory.items() if (node in absent) is away}
 
 
-def refuse(source: str, problems: list[str]) -> ConfigError:
+def configuration_error(source: str, problems: list[str]) -> ConfigError:
     """Return the error that lists all problems of a configuration, one on each line."""
     if len(problems) == 1:
         return ConfigError(f"cannot use the configuration {source}: {problems[0]}")
@@ -175,16 +175,16 @@ def start_config(config: Config, machine: Machine) -> tuple[Config, list[str]]:
     try:
         return config, check_start(config, machine)
     except ConfigError as error:
-        if config.own is None:
+        if config.without_cluster is None:
             raise
         fault = f"{IGNORED}: {error}"
-        own_config = replace(config.own, origin=config.origin, cluster_fault=fault)
+        own_config = replace(config.without_cluster, origin=config.origin, cluster_fault=fault)
         return own_config, check_start(own_config, machine)
 
 
 def _allowed(config: Config) -> Iterator[str]:
     allowed = config.cluster_config.allowed
-    yield from faults(allowed, config)
+    yield from allowed_key_faults(allowed, config)
     if allowed and config.cluster_facts.directory is None:
         yield "clusterConfig.allowed: has no effect without clusterFacts.directory"
 

@@ -34,6 +34,6 @@ def main() -> None:
             "cluster_fault": config.cluster_fault,
             "former_keys": config.former_keys,
         }
-        if config.own is not None:
-            answer |= {"own": to_plain(config.own), "own_source": config.own.source}
+        if config.without_cluster is not None:
+            answer |= {"own": to_plain(config.without_cluster), "own_source": config.without_cluster.source}
     json.dump(answer, sys.stdout)

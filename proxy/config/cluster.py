@@ -7,7 +7,15 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.config.kinds import BOOLEAN, OPTIONAL_FILE, SettingKind, choice, duration, text_schema, whole
+from proxy.config.kinds import (
+    BOOLEAN,
+    OPTIONAL_FILE,
+    SettingKind,
+    choice,
+    duration,
+    text_schema,
+    whole_number,
+)
 from proxy.config.setting import key
 
 _NAME = r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
@@ -131,13 +139,15 @@ class RejectedPodsConfig:
         default=3,
         metadata=key(
             "afterRejections",
-            whole(1, 1000),
+            whole_number(1, 1000),
             "The number of rejected attempts after which the policy applies to a pod.",
         ),
     )
     per_minute: int = field(
         default=6,
-        metadata=key("perMinute", whole(1, 600), "The most pods of this node that are ended in a minute."),
+        metadata=key(
+            "perMinute", whole_number(1, 600), "The most pods of this node that are ended in a minute."
+        ),
     )
     without_controller: bool = field(
         default=False,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.config.kinds import OPTIONAL_FILE, SettingKind
-from proxy.config.nested_values import YamlNode, meant
+from proxy.config.nested_values import YamlNode, suggestion
 from proxy.config.setting import Setting, key, keys
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ClusterConfigConfig:
     )
 
 
-def permitted(name: str, setting: Setting, allowed: tuple[str, ...]) -> bool:
+def is_permitted(name: str, setting: Setting, allowed: tuple[str, ...]) -> bool:
     """Return whether the cluster may set a key.
 
     Args:
@@ -86,7 +86,7 @@ def permitted(name: str, setting: Setting, allowed: tuple[str, ...]) -> bool:
     return setting.live and section not in _NEVER and (name in allowed or section in allowed)
 
 
-def faults(allowed: tuple[str, ...], config: Any) -> Iterator[str]:
+def allowed_key_faults(allowed: tuple[str, ...], config: Any) -> Iterator[str]:
     """Yield the faults in the list of permitted keys.
 
     Args:
@@ -99,7 +99,7 @@ def faults(allowed: tuple[str, ...], config: Any) -> Iterator[str]:
         if name.partition(".")[0] in _NEVER:
             yield f"clusterConfig.allowed: {name} is never set by the cluster"
         elif name not in settings and name not in sections:
-            yield f"clusterConfig.allowed: {name} is not a key{meant(name, [*settings, *sections])}"
+            yield f"clusterConfig.allowed: {name} is not a key{suggestion(name, [*settings, *sections])}"
         elif name in settings and not settings[name].live:
             yield f"clusterConfig.allowed: {name} needs a restart, so the cluster cannot set it"
 
@@ -127,11 +127,11 @@ def forbidden(root: yaml.Node, allowed: tuple[str, ...], config: Any) -> Iterato
         if isinstance(value, yaml.MappingNode) and name not in settings:
             inner = [(node, f"{name}.{node.value}") for node, _ in value.value]
         for node, full in inner:
-            if full not in settings or not permitted(full, settings[full], allowed):
+            if full not in settings or not is_permitted(full, settings[full], allowed):
                 yield node, full
 
 
-def file_of(directory: Path | None, allowed: tuple[str, ...]) -> Path | None:
+def cluster_config_file(directory: Path | None, allowed: tuple[str, ...]) -> Path | None:
     """Return the file with the settings of the cluster; None if the node permits none."""
     return directory / FILE_NAME if directory is not None and allowed else None
 

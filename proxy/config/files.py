@@ -13,7 +13,7 @@ from proxy.config.schema import Config
 from proxy.permissions import TrustCheck, reader_problem
 
 
-def exposed(config: Config) -> list[str]:
+def exposed_files(config: Config) -> list[str]:
     """Name secret files that other users can read, and trusted files that other users can write.
 
     Returns:

@@ -18,16 +18,16 @@ from proxy.config.kinds import (
     SettingKind,
     choice,
     duration,
-    whole,
+    whole_number,
 )
-from proxy.config.nested_values import YamlNode, meant
+from proxy.config.nested_values import YamlNode, suggestion
 from proxy.config.setting import key
 from proxy.model.admission import Namespaces
 
 TIMEOUT = duration(0.001, 100)
 POLICY = choice(FailurePolicy)
 _MOST = 1000
-_USER = whole(0, 2**32 - 2)
+_USER = whole_number(0, 2**32 - 2)
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?"
 _PAIR = re.compile(f"{_WORD}=(?:{_WORD})?")
 
@@ -75,7 +75,7 @@ def _read_hook(entry: YamlNode) -> HookSettings:
             next(value.entries(), None)
             config = value.plain()
         else:
-            hint = meant(name, known_keys) or "; the hook's own keys stand below config"
+            hint = suggestion(name, known_keys) or "; the hook's own keys stand below config"
             raise value.fault(f"unknown key{hint}")
     return HookSettings(timeout, policy, config)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.config.endpoint import parse_address, parse_endpoint, show_endpoint
-from proxy.config.nested_values import meant
+from proxy.config.nested_values import suggestion
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
 from proxy.model.quantity import parse_quantity, show_quantity
@@ -33,7 +33,7 @@ class SettingKind:
         show: Converts a value to a text that reads back as the same value. Kinds that are not scalars return
             lists and dictionaries of strings and whole numbers.
         tags: YAML's short types that are valid for it (``str``, ``int``, ``float``, ``bool``, ``map``, ...).
-        bounded: True if ``wants`` says more than the key's explanation.
+        shows_wants: True if ``wants`` says more than the key's explanation.
         schema: JSON Schema of the value, as in YAML 1.2 or JSON; ``read`` may be stricter.
     """
 
@@ -41,7 +41,7 @@ class SettingKind:
     read: Callable[[Any], Any]
     show: Callable[[Any], Any]
     tags: frozenset[str] = frozenset({"str", "int", "float", "bool", "timestamp"})
-    bounded: bool = False
+    shows_wants: bool = False
     schema: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -83,10 +83,12 @@ def choice(values: type[enum.StrEnum], *permitted: enum.StrEnum) -> SettingKind:
 
     def read(text: str) -> enum.StrEnum:
         if text not in choices:
-            raise ValueError(f"{text!r} is not {listed}{meant(text, choices)}")
+            raise ValueError(f"{text!r} is not {listed}{suggestion(text, choices)}")
         return values(text)
 
-    return SettingKind(listed, read, str, bounded=True, schema={"enum": [*choices, *_as_yaml_1_1(choices)]})
+    return SettingKind(
+        listed, read, str, shows_wants=True, schema={"enum": [*choices, *_as_yaml_1_1(choices)]}
+    )
 
 
 def _as_yaml_1_1(values: Iterable[str]) -> list[bool]:
@@ -94,7 +96,7 @@ def _as_yaml_1_1(values: Iterable[str]) -> list[bool]:
     return [value == "on" for value in values if value in ("on", "off")]
 
 
-def whole(low: int, high: int) -> SettingKind:
+def whole_number(low: int, high: int) -> SettingKind:
     """Return the kind of a whole number between two bounds, both included."""
 
     def read(text: str) -> int:
@@ -107,7 +109,7 @@ def whole(low: int, high: int) -> SettingKind:
 
     schema = {"type": "integer", "minimum": low, "maximum": high}
     wants = f"a whole number, {low} to {high}"
-    return SettingKind(wants, read, str, frozenset({"int"}), bounded=True, schema=schema)
+    return SettingKind(wants, read, str, frozenset({"int"}), shows_wants=True, schema=schema)
 
 
 def _read_boolean(text: str) -> bool:
@@ -182,7 +184,7 @@ def duration(low: float, high: float) -> SettingKind:
     schema: dict[str, Any] = {"type": "string", "pattern": rf"^\s*({_PART.pattern})+\s*$"}
     if low == 0:
         schema = {"anyOf": [schema, {"enum": [0, "0"]}]}
-    return SettingKind(f"a duration, {between}", read, show_duration, bounded=True, schema=schema)
+    return SettingKind(f"a duration, {between}", read, show_duration, shows_wants=True, schema=schema)
 
 
 CPUS = SettingKind(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.config.frozen_mapping import FrozenMapping
-from proxy.config.kinds import AMOUNT, SettingKind, read_amount, text_schema, whole
-from proxy.config.nested_values import YamlNode, meant
+from proxy.config.kinds import AMOUNT, SettingKind, read_amount, text_schema, whole_number
+from proxy.config.nested_values import YamlNode, suggestion
 from proxy.model.devices import is_extended_resource
 from proxy.model.errors import ConfigError
 from proxy.model.options import (
@@ -25,7 +25,7 @@ from proxy.model.quantity import parse_quantity, show_quantity
 _MAP = frozenset({"map"})
 _LIST = frozenset({"seq"})
 _AMOUNT_TAGS = frozenset({"str", "int", "float"})
-_NODE = whole(0, 1023)
+_NODE = whole_number(0, 1023)
 _HUGE = "hugepages-"
 EVICTION_DEFAULT = 100 << 20
 """Bytes of kubelet's ``memory.available`` if ``evictionHard`` is not set."""
@@ -58,7 +58,7 @@ def _options(
         raw: dict[str, object] = {}
         for name, value in tree.entries():
             if name not in known:
-                hint = meant(name, known) or f" (known: {', '.join(known)})"
+                hint = suggestion(name, known) or f" (known: {', '.join(known)})"
                 raise value.fault(f"unknown option{hint}")
             raw[name] = value.text("a text, a number, or true or false")
             _parsed(parse, {name: raw[name]}, value, name)
@@ -66,7 +66,7 @@ def _options(
 
     schema = {"type": "object", "properties": schemas, "additionalProperties": False}
     wants = f"options with values: {', '.join(known)}"
-    return SettingKind(wants, read, shown, _MAP, bounded=True, schema=schema)
+    return SettingKind(wants, read, shown, _MAP, shows_wants=True, schema=schema)
 
 
 def _parsed(
@@ -129,7 +129,7 @@ def _read_entry(entry: YamlNode) -> tuple[int, list[tuple[str, YamlNode]]]:
         elif name == "limits":
             limits = list(value.entries("resources with amounts"))
         else:
-            raise value.fault(f"unknown key{meant(name, ('numaNode', 'limits'))}")
+            raise value.fault(f"unknown key{suggestion(name, ('numaNode', 'limits'))}")
     if node is None or not limits:
         raise entry.fault(f"{'numaNode' if node is None else 'limits'} is missing")
     return node, limits
@@ -184,7 +184,7 @@ def _read_eviction(tree: YamlNode) -> int | None:
     amount = None
     for name, value in tree.entries():
         if name not in _SIGNALS:
-            raise value.fault(f"unknown signal{meant(name, _SIGNALS)}")
+            raise value.fault(f"unknown signal{suggestion(name, _SIGNALS)}")
         text = value.text("an amount such as 100Mi", _AMOUNT_TAGS)
         if name != _SIGNALS[0]:
             continue
@@ -234,6 +234,6 @@ RESOURCES = SettingKind(
     _read_resources,
     list,
     _LIST,
-    bounded=True,
+    shows_wants=True,
     schema={"type": "array", "items": {"type": "string", "pattern": "^[^/]+/[^/]+$"}},
 )

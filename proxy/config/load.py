@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxy.config.checks import check, refuse
-from proxy.config.cluster_config import IGNORED, file_of, forbidden
+from proxy.config.checks import check, configuration_error
+from proxy.config.cluster_config import IGNORED, cluster_config_file, forbidden
 from proxy.config.former_keys import rename_former_keys
-from proxy.config.nested_values import SettingError, YamlNode, clash, meant
+from proxy.config.nested_values import SettingError, YamlNode, suggestion, type_text
 from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
 from proxy.model.errors import ConfigError, PermissionDeniedError, TopoproxyError, UsageError
 from proxy.open_file import open_file
@@ -40,12 +40,12 @@ SUFFIX = ".yaml"
 MOST_FILES = 100
 
 
-def drop_ins(file: Path) -> Path:
+def drop_in_directory(file: Path) -> Path:
     """Return the drop-in directory of a configuration file."""
     return file.parent / DIRECTORY_NAME
 
 
-def listed(file: Path) -> list[Path]:
+def drop_in_files(file: Path) -> list[Path]:
     """Return the drop-ins of a configuration file in their order.
 
     Hidden files, and names that do not end with ``SUFFIX``, do not count.
@@ -54,7 +54,7 @@ def listed(file: Path) -> list[Path]:
         ConfigError: The directory cannot be read, or has too many files.
         PermissionDeniedError: The directory may not be read.
     """
-    directory = drop_ins(file)
+    directory = drop_in_directory(file)
     try:
         with os.scandir(directory) as entries:
             names = sorted(entry.name for entry in entries)
@@ -70,7 +70,7 @@ def listed(file: Path) -> list[Path]:
     return files
 
 
-def merged(base: yaml.Node, over: yaml.Node) -> yaml.Node:
+def merged_nodes(base: yaml.Node, over: yaml.Node) -> yaml.Node:
     """Return two valid files as one; each node keeps its place in its file."""
     import yaml
 
@@ -79,7 +79,7 @@ def merged(base: yaml.Node, over: yaml.Node) -> yaml.Node:
     entries = {key.value: (key, value) for key, value in base.value}
     for key, value in over.value:
         existing = entries.get(key.value)
-        entries[key.value] = (key, value if existing is None else merged(existing[1], value))
+        entries[key.value] = (key, value if existing is None else merged_nodes(existing[1], value))
     return yaml.MappingNode(over.tag, list(entries.values()), over.start_mark, over.end_mark)
 
 
@@ -106,16 +106,16 @@ def load(
         PermissionDeniedError: A file may not be read.
     """
     file = path if path is not None else default
-    texts = {drop_in: _text(drop_in, trusted) for drop_in in listed(file)}
+    texts = {drop_in: _read_text(drop_in, trusted) for drop_in in drop_in_files(file)}
     try:
-        texts = {file: _text(file, trusted), **texts}
+        texts = {file: _read_text(file, trusted), **texts}
     except _MissingFileError:
         if path is not None:
             raise
     if not texts:
         return Config()
     former: list[str] = []
-    root, source = _whole(file, texts, former)
+    root, source = _merged_files(file, texts, former)
     own = replace(_checked(root, source, []), former_keys=tuple(former))
     if cluster is not None:
         return _merged(own, root, cluster)
@@ -124,9 +124,9 @@ def load(
 
 def _cluster_text(own_config: Config, trusted: bool) -> str | TopoproxyError | None:
     """Return the settings of the cluster as text; None for none, or an error if they cannot be read."""
-    file = file_of(own_config.cluster_facts.directory, own_config.cluster_config.allowed)
+    file = cluster_config_file(own_config.cluster_facts.directory, own_config.cluster_config.allowed)
     try:
-        return None if file is None else _text(file, trusted)
+        return None if file is None else _read_text(file, trusted)
     except _MissingFileError:
         return None
     except TopoproxyError as error:
@@ -155,18 +155,20 @@ def _merged(own_config: Config, root: yaml.Node | None, text: str) -> Config:
     """
     problems: list[str] = []
     source = f"{own_config.source} with the settings from the cluster"
-    over = _composed(text, "cluster", problems)
+    over = _parsed_nodes(text, "cluster", problems)
     if over is None or root is None:
         if problems:
-            raise refuse(source, problems)
+            raise configuration_error(source, problems)
         return own_config
     for node, name in forbidden(over, own_config.cluster_config.allowed, own_config):
         problems.append(f"{_line(node)}: {name}: this node does not permit it (clusterConfig.allowed)")
     _read_mapping(over, Config(), "", problems)
     if problems:
-        raise refuse(source, problems)
+        raise configuration_error(source, problems)
     return replace(
-        _checked(merged(root, over), source, []), own=own_config, former_keys=own_config.former_keys
+        _checked(merged_nodes(root, over), source, []),
+        without_cluster=own_config,
+        former_keys=own_config.former_keys,
     )
 
 
@@ -174,10 +176,10 @@ class _MissingFileError(ConfigError):
     """There is no such file."""
 
 
-def _text(file: Path, trusted: bool) -> str:
+def _read_text(file: Path, trusted: bool) -> str:
     try:
         with open_file(file) as stream:
-            if trusted and (problem := _untrusted(file, stream.fileno())):
+            if trusted and (problem := _distrust(file, stream.fileno())):
                 raise ConfigError(f"cannot trust the configuration {file}: {problem}")
             data = stream.read(SIZE_LIMIT + 1)
     except FileNotFoundError:
@@ -194,20 +196,20 @@ def _text(file: Path, trusted: bool) -> str:
         raise ConfigError(f"cannot use the configuration {file}: byte {error.start} is not UTF-8") from error
 
 
-def untrusted(path: Path | None = None) -> str:
+def distrust(path: Path | None = None) -> str:
     """Describe in a sentence why ``load`` would not trust a file or a drop-in; empty if it would."""
     file = path if path is not None else DEFAULT_FILE
-    for drop_in in (file, *listed(file)):
+    for drop_in in (file, *drop_in_files(file)):
         try:
             with open_file(drop_in) as stream:
-                if problem := _untrusted(drop_in, stream.fileno()):
+                if problem := _distrust(drop_in, stream.fileno()):
                     return problem
         except OSError:
             continue
     return ""
 
 
-def _untrusted(file: Path, descriptor: int) -> str:
+def _distrust(file: Path, descriptor: int) -> str:
     """Check the directories of the path, and the file that was opened."""
     permissions = TrustCheck()
     return permissions.path_problem(file, sticky=True) or permissions.writer_problem(
@@ -226,12 +228,12 @@ def parse(text: str, source: str) -> Config:
         ConfigError: All problems of the text, one on each line.
     """
     problems: list[str] = []
-    root = _composed(text, "", problems)
+    root = _parsed_nodes(text, "", problems)
     former = rename_former_keys(root)
     return replace(_checked(root, source, problems), former_keys=tuple(former))
 
 
-def _whole(file: Path, texts: Mapping[Path, str], former: list[str]) -> tuple[yaml.Node | None, str]:
+def _merged_files(file: Path, texts: Mapping[Path, str], former: list[str]) -> tuple[yaml.Node | None, str]:
     """Read a file and its drop-ins, each by itself first, because replaced settings must be valid too.
 
     Args:
@@ -247,26 +249,26 @@ def _whole(file: Path, texts: Mapping[Path, str], former: list[str]) -> tuple[ya
     """
     problems: list[str] = []
     if texts.keys() == {file}:
-        root = _composed(texts[file], "", problems)
+        root = _parsed_nodes(texts[file], "", problems)
         if problems:
-            raise refuse(str(file), problems)
+            raise configuration_error(str(file), problems)
         former += rename_former_keys(root)
         return root, str(file)
     whole: yaml.Node | None = None
     for path, text in texts.items():
-        root = _composed(text, str(path.relative_to(file.parent)), problems)
+        root = _parsed_nodes(text, str(path.relative_to(file.parent)), problems)
         former += rename_former_keys(root)
         if root is not None:
             _read_mapping(root, Config(), "", problems)
         if root is not None and not problems:
-            whole = root if whole is None else merged(whole, root)
+            whole = root if whole is None else merged_nodes(whole, root)
     if problems:
-        raise refuse(str(file), problems)
+        raise configuration_error(str(file), problems)
     names = ", ".join(path.name for path in texts if path != file)
     return whole, f"{file} with {DIRECTORY_NAME}/{names}"
 
 
-def _composed(text: str, name: str, problems: list[str]) -> yaml.Node | None:
+def _parsed_nodes(text: str, name: str, problems: list[str]) -> yaml.Node | None:
     """Return the nodes of a file; None if it is empty, or not YAML, which is added to ``problems``."""
     import yaml
 
@@ -291,7 +293,7 @@ def _checked(root: yaml.Node | None, source: str, problems: list[str]) -> Config
     if not problems:
         problems = check(config)
     if problems:
-        raise refuse(source, problems)
+        raise configuration_error(source, problems)
     return config
 
 
@@ -322,7 +324,11 @@ def override(config: Config, values: Mapping[str, tuple[str, str | None]]) -> Co
     problems = check(config)
     if problems:
         raise UsageError(f"cannot use the settings together: {'; '.join(problems)}")
-    return config if config.own is None else replace(config, own=override(config.own, values))
+    return (
+        config
+        if config.without_cluster is None
+        else replace(config, without_cluster=override(config.without_cluster, values))
+    )
 
 
 def _read_mapping(node: yaml.Node, defaults: T, prefix: str, problems: list[str]) -> T:
@@ -331,7 +337,7 @@ def _read_mapping(node: yaml.Node, defaults: T, prefix: str, problems: list[str]
 
     where = f"{_line(node)}: {prefix.rstrip('.')}" if prefix else _line(node)
     if not isinstance(node, yaml.MappingNode):
-        problems.append(f"{where}: must be keys with values, not {clash(node)}")
+        problems.append(f"{where}: must be keys with values, not {type_text(node)}")
         return defaults
     known_keys = {key: (item, setting) for item, key, setting in keys(defaults)}
     header = {} if prefix else _HEADER
@@ -346,7 +352,7 @@ def _read_mapping(node: yaml.Node, defaults: T, prefix: str, problems: list[str]
             if not isinstance(value, yaml.ScalarNode) or value.value != header[key]:
                 problems.append(f"{where}: must be {header[key]} (or be left out)")
         elif key not in known_keys:
-            problems.append(f"{where}: unknown key{_meant(key, [*known_keys, *header], prefix)}")
+            problems.append(f"{where}: unknown key{_key_suggestion(key, [*known_keys, *header], prefix)}")
         else:
             field, setting = known_keys[key]
             if setting is None:
@@ -365,7 +371,7 @@ def _read_value(
         problems.append(f"{where}: has no value (leave the key out for the default)")
         return
     if tag not in kind.tags:
-        problems.append(f"{where}: must be {kind.wants}, not {clash(node)}")
+        problems.append(f"{where}: must be {kind.wants}, not {type_text(node)}")
         return
     try:
         changes[name] = kind.read(YamlNode(node) if kind.nested else node.value)
@@ -384,9 +390,9 @@ def _place(name: str, line: int) -> str:
     return f"{name}, line {line}" if name else f"line {line}"
 
 
-def _meant(key: str, known: list[str], prefix: str) -> str:
+def _key_suggestion(key: str, known: list[str], prefix: str) -> str:
     """Suggest the key that was probably intended, including keys of a section."""
     for item, section, setting in keys(Config):
         if setting is None and not prefix and key in {k for _, k, _ in keys(getattr(Config(), item.name))}:
             return f"; did you mean {section}.{key}?"
-    return meant(key, known, prefix)
+    return suggestion(key, known, prefix)

@@ -57,7 +57,9 @@ class YamlNode:
         """
         tag = self._node.tag.rpartition(":")[2]
         if self._node.id != "scalar" or tag not in tags:
-            raise self.fault("has no value" if tag == "null" else f"must be {wants}, not {clash(self._node)}")
+            raise self.fault(
+                "has no value" if tag == "null" else f"must be {wants}, not {type_text(self._node)}"
+            )
         return str(self._node.value)
 
     def entries(self, wants: str = "keys with values") -> Iterator[tuple[str, YamlNode]]:
@@ -67,7 +69,7 @@ class YamlNode:
             SettingError: It has none, or a key is not a string or occurs twice.
         """
         if self._node.id != "mapping":
-            raise self.fault(f"must be {wants}, not {clash(self._node)}")
+            raise self.fault(f"must be {wants}, not {type_text(self._node)}")
         names = set()
         for name, value in self._node.value:
             key = name.value if name.id == "scalar" else "?"
@@ -84,7 +86,7 @@ class YamlNode:
             SettingError: It is not a list.
         """
         if self._node.id != "sequence":
-            raise self.fault(f"must be {wants}, not {clash(self._node)}")
+            raise self.fault(f"must be {wants}, not {type_text(self._node)}")
         for at, value in enumerate(self._node.value):
             yield YamlNode(value, f"{self._path}[{at}]")
 
@@ -124,7 +126,7 @@ def _scalar(tag: str, text: str) -> str | int | float | bool:
     return text
 
 
-def clash(node: Any) -> str:
+def type_text(node: Any) -> str:
     """Return the type of a node as text, for a message about a wrong type."""
     if node.id == "scalar":
         tag = node.tag.rpartition(":")[2]
@@ -132,7 +134,7 @@ def clash(node: Any) -> str:
     return "a list" if node.id == "sequence" else "keys with values"
 
 
-def meant(key: str, known: Iterable[str], prefix: str = "") -> str:
+def suggestion(key: str, known: Iterable[str], prefix: str = "") -> str:
     """Suggest the word that was probably intended; empty if none is similar."""
     import difflib
 

@@ -25,7 +25,16 @@ from proxy.config.enums import (
 )
 from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.hooks import HooksConfig
-from proxy.config.kinds import BOOLEAN, CPUS, DIRECTORY, OPTIONAL_SOCKET, SOCKET, choice, duration, whole
+from proxy.config.kinds import (
+    BOOLEAN,
+    CPUS,
+    DIRECTORY,
+    OPTIONAL_SOCKET,
+    SOCKET,
+    choice,
+    duration,
+    whole_number,
+)
 from proxy.config.list_kinds import CPU_OPTIONS, EVICTION, RESERVED_MEMORY, TOPOLOGY_OPTIONS, Reserved
 from proxy.config.origin import Origin
 from proxy.config.sections import (
@@ -90,7 +99,8 @@ class Config:
         source: The file that it came from, for messages. Not a setting, and ignored by comparisons with
             ``==``.
         origin: How to read it again; None if that is impossible. Not a setting.
-        own: The configuration without the settings of the cluster; None if there are none. Not a setting.
+        without_cluster: The configuration without the settings of the cluster; None if there are none. Not a
+            setting.
         cluster_fault: Why the settings of the cluster are ignored; empty if they are not. Not a setting.
         former_keys: One sentence for each key of the files that was renamed. Not a setting.
     """
@@ -299,7 +309,7 @@ class Config:
         default=500,
         metadata=key(
             "explainHistory",
-            whole(0, 100_000),
+            whole_number(0, 100_000),
             'How many decisions about containers that are gone "topoproxy explain" still shows.',
             live=True,
         ),
@@ -360,7 +370,7 @@ class Config:
     log: LogConfig = field(default=LogConfig(), metadata=section("log", "The log on standard error."))
     source: str = field(default="built-in defaults", compare=False)
     origin: Origin | None = field(default=None, compare=False)
-    own: Config | None = field(default=None, compare=False)
+    without_cluster: Config | None = field(default=None, compare=False)
     cluster_fault: str = field(default="", compare=False)
     former_keys: tuple[str, ...] = field(default=(), compare=False)
 

@@ -17,7 +17,7 @@ from proxy.config.kinds import (
     OPTIONAL_SOCKET,
     choice,
     duration,
-    whole,
+    whole_number,
 )
 from proxy.config.list_kinds import RESOURCES
 from proxy.config.setting import key
@@ -319,7 +319,7 @@ class BeSuppressConfig:
         default=65,
         metadata=key(
             "threshold",
-            whole(1, 100),
+            whole_number(1, 100),
             "Percent of the node's CPUs that all pods together should use; BE pods get what the others "
             "leave of it.",
             live=True,
@@ -329,7 +329,7 @@ class BeSuppressConfig:
         default=0,
         metadata=key(
             "minPercent",
-            whole(0, 100),
+            whole_number(0, 100),
             "Percent of the node's CPUs that BE pods have in any case; 0: not set.",
             live=True,
         ),
@@ -370,7 +370,7 @@ class SettleConfig:
     )
     per_second: int = field(
         default=10,
-        metadata=key("perSecond", whole(1, 1000), "The most such updates per second.", live=True),
+        metadata=key("perSecond", whole_number(1, 1000), "The most such updates per second.", live=True),
     )
 
 

@@ -40,7 +40,7 @@ def _lines(part: Any, indent: str, comments: bool) -> Iterator[str]:
         if comments:
             yield from [""] if not indent else []
             doc = item.metadata["doc"] if setting is None else setting.doc
-            if setting is not None and setting.kind.bounded:
+            if setting is not None and setting.kind.shows_wants:
                 doc += f" ({setting.kind.wants})"
             if setting is not None and not setting.live:
                 doc += " Needs a restart."

@@ -31,7 +31,7 @@ from proxy.backends.ledger.format import recover
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.config import Config, check_against
 from proxy.config.checks import partly_reserved_cores, start_config
-from proxy.config.files import exposed
+from proxy.config.files import exposed_files
 from proxy.doctor.certificate import expiry
 from proxy.doctor.facts import (
     AttachFacts,
@@ -165,7 +165,7 @@ def _read(
 
 
 def _exposed(config: Config) -> tuple[str, ...]:
-    return tuple(text for text in exposed(config) if text != config.cluster_fault)
+    return tuple(text for text in exposed_files(config) if text != config.cluster_fault)
 
 
 def _hooks(config: Config) -> tuple[str, ...]:

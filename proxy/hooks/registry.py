@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from proxy.config.hooks import HooksConfig
-from proxy.config.nested_values import meant
+from proxy.config.nested_values import suggestion
 from proxy.executor.background import Worker
 from proxy.hooks.events import Configure, Point, Shutdown, Synchronize
 from proxy.hooks.hook import Hook
@@ -413,7 +413,7 @@ class HookRegistry:
         for name, settings in self._config.settings.items():
             candidate = found.candidates.get(name)
             if candidate is None:
-                hint = meant(name, found.candidates)
+                hint = suggestion(name, found.candidates)
                 self._report_once(
                     "unused settings of a hook", name, f"hooks.settings.{name}: there is no such hook{hint}"
                 )

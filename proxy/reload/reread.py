@@ -19,7 +19,7 @@ from proxy.config.setting import Setting, keys
 from proxy.config.transfer import from_plain
 from proxy.model.errors import ConfigError
 
-LIMIT_S, END_S = 30.0, 1.0
+READ_LIMIT_S, KILL_WAIT_S = 30.0, 1.0
 _START = "import sys; sys.path[:] = sys.argv[1:]; from proxy.config.child import main; main()"
 """The child process finds its modules where the daemon found its own, and nowhere else."""
 _CANNOT = "cannot read the configuration again"
@@ -70,13 +70,13 @@ def _shown(setting: Setting, value: object) -> str:
     return "" if setting.kind.nested else str(setting.kind.show(value))
 
 
-def with_live(running: T, requested: T) -> T:
+def with_live_values(running: T, requested: T) -> T:
     """Return the running configuration with those values of another one that need no restart."""
     new: dict[str, Any] = {}
     for item, _, setting in keys(running):
         old, value = getattr(running, item.name), getattr(requested, item.name)
         if setting is None:
-            new[item.name] = with_live(old, value)
+            new[item.name] = with_live_values(old, value)
         elif setting.changes_live(old, value):
             new[item.name] = value
     return replace(running, **new)  # type: ignore[type-var]  # T is a dataclass, which no bound can say
@@ -89,8 +89,8 @@ async def reread(origin: Origin) -> Config:
         origin: The file and the words of the command line.
 
     Raises:
-        ConfigError: The configuration is refused or cannot be read in ``LIMIT_S`` seconds, or another version
-            has been installed since the daemon started.
+        ConfigError: The configuration is refused or cannot be read in ``READ_LIMIT_S`` seconds, or another
+            version has been installed since the daemon started.
     """
     request = {
         "file": str(origin.file) if origin.file is not None else "",
@@ -116,7 +116,7 @@ async def reread(origin: Origin) -> Config:
         origin=origin,
         cluster_fault=answer["cluster_fault"],
         former_keys=former_keys,
-        own=own,
+        without_cluster=own,
     )
 
 
@@ -127,15 +127,15 @@ async def _query(request: bytes) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{_CANNOT}: no process can be started for it: {error.strerror}") from error
     try:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(READ_LIMIT_S):
             output, message = await child.communicate(request)
     except TimeoutError as error:
-        raise ConfigError(f"{_CANNOT}: it takes longer than {LIMIT_S:g} s") from error
+        raise ConfigError(f"{_CANNOT}: it takes longer than {READ_LIMIT_S:g} s") from error
     finally:
         if child.returncode is None:
             child.kill()
             with contextlib.suppress(TimeoutError):  # a child that waits for a disk ends later
-                async with asyncio.timeout(END_S):
+                async with asyncio.timeout(KILL_WAIT_S):
                     await child.communicate()
     try:
         answer: dict[str, Any] = json.loads(output)

@@ -22,13 +22,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from proxy.config.checks import check, check_start, refuse
+from proxy.config.checks import check, check_start, configuration_error
 from proxy.config.cluster_config import IGNORED
-from proxy.config.files import exposed
+from proxy.config.files import exposed_files
 from proxy.config.schema import Config
 from proxy.model import schema_ids
 from proxy.model.errors import ConfigError, TopoproxyError
-from proxy.reload.reread import KeyChange, changes, reread, with_live
+from proxy.reload.reread import KeyChange, changes, reread, with_live_values
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Reload:
             wall_clock: Seconds since the epoch.
         """
         self.config = config
-        self.waiting: list[KeyChange] = []
+        self.waiting_for_restart: list[KeyChange] = []
         self.last: ReloadOutcome | None = None
         self._steps = steps
         self._machine = machine
@@ -140,7 +140,7 @@ class Reload:
             self._report(self.last)
             return self.last
 
-    def notice(self, notices: Sequence[str]) -> None:
+    def report_notices(self, notices: Sequence[str]) -> None:
         """Report notes on the configuration in effect for the operator; end notes that no longer hold."""
         for gone in [each for each in self._notices if each not in notices]:
             self._telemetry.resolved(NOTICE, reason=gone)
@@ -155,48 +155,48 @@ class Reload:
         try:
             requested = await self._read(origin)
             try:
-                return await self._take(requested, by)
+                return await self._apply_requested(requested, by)
             except ConfigError as error:
                 # The settings from the cluster must not prevent a change of the node's own settings.
-                if requested.own is None or not self.config.cluster_fault:
+                if requested.without_cluster is None or not self.config.cluster_fault:
                     raise
-                own = replace(requested.own, cluster_fault=f"{IGNORED}: {error}")
-                return await self._take(own, by)
+                own = replace(requested.without_cluster, cluster_fault=f"{IGNORED}: {error}")
+                return await self._apply_requested(own, by)
         except TopoproxyError as error:
             return ReloadOutcome("refused", self._wall_clock(), by, reason=str(error))
         except Exception as error:  # noqa: BLE001  an internal error must not end the daemon
             self._telemetry.fault(error)
             return ReloadOutcome("refused", self._wall_clock(), by, reason=f"internal error: {error!r}")
 
-    async def _take(self, requested: Config, by: str) -> ReloadOutcome:
+    async def _apply_requested(self, requested: Config, by: str) -> ReloadOutcome:
         """Apply those keys of a configuration that need no restart."""
-        notes, running = await asyncio.to_thread(exposed, requested), self.config
+        notes, running = await asyncio.to_thread(exposed_files, requested), self.config
         # The file's name is not a setting; it changes with the others.
         effect = replace(
-            with_live(running, requested),
+            with_live_values(running, requested),
             source=requested.source,
             origin=requested.origin,
             cluster_fault=requested.cluster_fault,
             former_keys=requested.former_keys,
-            own=requested.own,
+            without_cluster=requested.without_cluster,
         )
         if problems := check(effect):
             raise ConfigError(
-                f"{refuse(requested.source, problems)} (with the keys that wait for a restart; restart to "
-                "apply the whole file)"
+                f"{configuration_error(requested.source, problems)} (with the keys that wait for a restart; "
+                "restart to apply the whole file)"
             )
         notes = [*check_start(effect, self._machine()), *notes]
         applied = changes(running, effect)
         self._apply(running, effect, [change.key for change in applied])
         self.config, self._since = effect, self._wall_clock()
-        self.waiting = changes(effect, requested)
+        self.waiting_for_restart = changes(effect, requested)
         return ReloadOutcome(
             "applied" if applied else "unchanged", self._since, by, applied=applied, notes=notes
         )
 
     def _apply(self, running: Config, effect: Config, keys: list[str]) -> None:
         """Apply all parts or none."""
-        concerned = [step for step in self._steps if step.concerned(keys)]
+        concerned = [step for step in self._steps if step.is_concerned_by(keys)]
         prepared: list[tuple[LiveStep, Commit]] = [
             (step, step.prepare(running, effect)) for step in concerned
         ]
@@ -217,22 +217,22 @@ class Reload:
             telemetry.problem(NOT_RELOADED, err=outcome.reason)
             return
         telemetry.resolved(NOT_RELOADED)
-        self.notice(outcome.notes)
+        self.report_notices(outcome.notes)
         telemetry.event(
             "the configuration was reloaded",
             path=source,
             by=outcome.by,
             changed="; ".join(map(str, outcome.applied)) or "nothing",
         )
-        if self.waiting:
-            telemetry.warning(NEEDS_RESTART, keys="; ".join(map(str, self.waiting)))
+        if self.waiting_for_restart:
+            telemetry.warning(NEEDS_RESTART, keys="; ".join(map(str, self.waiting_for_restart)))
 
     def page(self) -> dict[str, object]:
         """Return the part of ``topoproxy status`` about the configuration."""
         return {
             "source": self.config.source,
             "since": self._since,
-            "restart": [change_row(change) for change in self.waiting],
+            "restart": [change_row(change) for change in self.waiting_for_restart],
             "reload": {} if self.last is None else self.last.page(),
         }
 
@@ -264,6 +264,6 @@ class LiveStep:
         """Return whether the step applies a key."""
         return any(key == own or key.startswith(f"{own}.") for own in self.keys)
 
-    def concerned(self, changed: Iterable[str]) -> bool:
+    def is_concerned_by(self, changed: Iterable[str]) -> bool:
         """Return whether the step applies one of these keys."""
         return any(self.applies(key) for key in changed)

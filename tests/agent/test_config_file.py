@@ -17,7 +17,7 @@ from proxy.agent.config_file import follow_config_files
 from proxy.agent.config_objects import ANNOTATION, COLLECTION
 from proxy.agent.session import AgentSession
 from proxy.backends.cluster.files import AgentFiles
-from proxy.config.load import drop_ins, load
+from proxy.config.load import drop_in_directory, load
 from proxy.config.origin import Origin
 from proxy.config.schema import Config
 from tests.agent.fake_api import FakeApi
@@ -125,7 +125,7 @@ def test_settings_of_the_cluster_are_used_once_the_node_permits_them(cluster: Cl
         cluster.api.put(COLLECTION, "base", metadata={"generation": 1}, spec={"config": settings})
         await asyncio.sleep(0.2)
         assert cluster.api.count("GET", COLLECTION) == 0
-        drop_in = drop_ins(cluster.file) / "10-cluster.yaml"
+        drop_in = drop_in_directory(cluster.file) / "10-cluster.yaml"
         drop_in.parent.mkdir()
         drop_in.write_text("clusterConfig: {allowed: [log]}\n")
         await until(lambda: ANNOTATION in str(cluster.api.collections[NODES]["n1"]))

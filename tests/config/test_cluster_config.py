@@ -9,7 +9,7 @@ import pytest
 
 from proxy.config.checks import start_config
 from proxy.config.cluster_config import FILE_NAME
-from proxy.config.files import exposed
+from proxy.config.files import exposed_files
 from proxy.config.load import load, override
 from proxy.config.schema import Config
 from proxy.model.errors import ConfigError
@@ -55,18 +55,20 @@ def test_permitted_settings_of_the_cluster_override_the_file_and_its_drop_ins(no
     drop_ins.mkdir(mode=0o700)
     (drop_ins / "a.yaml").write_text("admission: {maxCPUsPerNode: 5}")
     (drop_ins / "a.yaml").chmod(0o600)
-    assert node.load().own is None
+    assert node.load().without_cluster is None
     node.wanted('{"admission": {"maxCPUsPerPod": 1}, "log": {"level": "debug"}}')
     config = node.load()
     assert (config.admission.pod_limit, config.admission.node_limit) == (1, 5)
     assert (config.log.level, config.log.format) == ("debug", "json")
     assert config.source.endswith("config.yaml with config.d/a.yaml with the settings from the cluster")
-    assert config.own is not None
-    assert (config.own.admission.pod_limit, config.own.log.level) == (2, "info")
+    assert config.without_cluster is not None
+    assert (config.without_cluster.admission.pod_limit, config.without_cluster.log.level) == (2, "info")
     assert config.cluster_fault == ""
     changed = override(config, {"log.level": ("--log-level", "error")})
-    assert changed.own is not None
-    assert (changed.log.level, changed.own.log.level) == ("error", "error"), "the command line wins"
+    assert changed.without_cluster is not None
+    assert (changed.log.level, changed.without_cluster.log.level) == ("error", "error"), (
+        "the command line wins"
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,10 +109,10 @@ def test_what_is_refused_is_ignored_as_a_whole_and_reported(
     node.wanted(wanted)
     config = node.load()
     assert config == before
-    assert config.own is None
+    assert config.without_cluster is None
     assert config.cluster_fault.startswith("the settings from the cluster are ignored: ")
     assert why in config.cluster_fault
-    assert exposed(config)[0] == config.cluster_fault
+    assert exposed_files(config)[0] == config.cluster_fault
     with pytest.raises(ConfigError, match="with the settings from the cluster"):
         node.load(cluster=wanted)
 
@@ -127,7 +129,7 @@ def test_nothing_is_permitted_by_default(node: NodeFiles) -> None:
     node.own("")
     node.wanted("log: {level: debug}")
     config = node.load()
-    assert (config.log.level, config.own, config.cluster_fault) == ("info", None, "")
+    assert (config.log.level, config.without_cluster, config.cluster_fault) == ("info", None, "")
 
 
 def test_a_revoked_permission_takes_effect_at_once(node: NodeFiles) -> None:
@@ -186,13 +188,13 @@ def test_a_machine_that_cannot_meet_the_clusters_settings_starts_without_them(no
     node.own("clusterConfig: {allowed: [reservedSystemCPUs]}\nreservedSystemCPUs: '0'")
     node.wanted("reservedSystemCPUs: 0-9")
     config = node.load()
-    assert config.own is not None
+    assert config.without_cluster is not None
     found, notices = start_config(config, MACHINE)
     assert (str(found.reserved_system_cpus), notices) == ("0", [])
     assert "there are no CPUs 4-9" in found.cluster_fault
     node.wanted("reservedSystemCPUs: 0-1")
     found, _ = start_config(node.load(), MACHINE)
     assert (str(found.reserved_system_cpus), found.cluster_fault) == ("0-1", "")
-    own: Any = node.load().own
+    own: Any = node.load().without_cluster
     with pytest.raises(ConfigError, match="there are no CPUs"):
         start_config(override(own, {"reservedSystemCPUs": ("--x", "0-9")}), MACHINE)

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from proxy.cli.check_config import check_config
 from proxy.cli.serve import serve
 from proxy.config import Config, load, parse
-from proxy.config.files import exposed
-from proxy.config.load import untrusted
+from proxy.config.files import exposed_files
+from proxy.config.load import distrust
 from proxy.model.errors import ConfigError
 from proxy.open_file import open_file
 
@@ -41,7 +41,7 @@ def reason(file: Path) -> str:
 
 def test_a_file_that_only_root_can_write_is_used(file: Path) -> None:
     assert load(file, trusted=True).mode == "observe"
-    assert untrusted(file) == ""
+    assert distrust(file) == ""
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_file_that_only_root_can_write_is_used(file: Path) -> None:
 def test_a_file_that_others_can_write_is_refused(file: Path, mode: int, message: str) -> None:
     file.chmod(mode)
     assert reason(file) == f"{file} {message} {file}"
-    assert untrusted(file) == reason(file)
+    assert distrust(file) == reason(file)
     assert load(file).mode == "observe"  # commands that only read the file
 
 
@@ -157,7 +157,7 @@ def kubelet(file: Path) -> Callable[..., Config]:
 
 
 def test_secrets_of_root_only_are_not_a_problem(kubelet: Callable[..., Config]) -> None:
-    assert exposed(kubelet(ca=0o644, cert=0o644)) == []
+    assert exposed_files(kubelet(ca=0o644, cert=0o644)) == []
 
 
 @pytest.mark.parametrize(("name", "key"), [("token", "tokenFile"), ("key", "keyFile")])
@@ -166,23 +166,25 @@ def test_a_secret_that_others_can_read_is_reported(
 ) -> None:
     path = file.parent / name
     config = kubelet(**{name: 0o604})
-    assert exposed(config) == [f"kubelet.{key}: {path} can be read by others (mode 0604): chmod o-r {path}"]
-    assert f"# note: {exposed(config)[0]}\n" in checked(file)
+    assert exposed_files(config) == [
+        f"kubelet.{key}: {path} can be read by others (mode 0604): chmod o-r {path}"
+    ]
+    assert f"# note: {exposed_files(config)[0]}\n" in checked(file)
 
 
 @as_root
 def test_the_group_of_root_counts_as_root(kubelet: Callable[..., Config], file: Path) -> None:
     config = kubelet(token=0o640)
-    assert exposed(config) == []
+    assert exposed_files(config) == []
     os.chown(file.parent / "token", 0, 1234)
-    assert "can be read by its group (mode 0640): chmod g-r" in exposed(config)[0]
+    assert "can be read by its group (mode 0640): chmod g-r" in exposed_files(config)[0]
 
 
 def test_an_authority_that_others_can_write_is_reported(kubelet: Callable[..., Config], file: Path) -> None:
     """A replaced authority could sign the certificate of a server that then receives the token."""
     path = file.parent / "ca"
     config = kubelet(ca=0o666)
-    assert exposed(config) == [
+    assert exposed_files(config) == [
         f"kubelet.caFile: {path} can be written by its group and others (mode 0666): chmod go-w {path}"
     ]
 
@@ -190,4 +192,4 @@ def test_an_authority_that_others_can_write_is_reported(kubelet: Callable[..., C
 def test_files_that_are_missing_are_left_to_their_readers(kubelet: Callable[..., Config], file: Path) -> None:
     config = kubelet(token=0o666)
     (file.parent / "token").unlink()
-    assert exposed(config) == []
+    assert exposed_files(config) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config import Config, load
-from proxy.config.load import MOST_FILES, untrusted
+from proxy.config.load import MOST_FILES, distrust
 from proxy.model.errors import ConfigError
 
 
@@ -112,12 +112,12 @@ def test_owners_and_permissions_are_checked_as_for_the_file(file: Path) -> None:
     assert load(file, trusted=True).call_timeout == 2
     path.chmod(0o666)
     assert f"cannot trust the configuration {path}: {path} can be written by" in refused(file, trusted=True)
-    assert str(path) in untrusted(file)
+    assert str(path) in distrust(file)
     path.chmod(0o600)
     path.parent.chmod(0o777)
     assert f"the directory {path.parent} can be written by" in refused(file, trusted=True)
     path.parent.chmod(0o755)
-    assert untrusted(file) == ""
+    assert distrust(file) == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -19,7 +19,7 @@ from proxy.config.kinds import (
     parse_duration,
     quote,
     show_duration,
-    whole,
+    whole_number,
 )
 
 
@@ -85,7 +85,7 @@ def test_bounds_are_accepted_and_values_outside_are_refused() -> None:
     for text in ("99ms", "61s"):
         with pytest.raises(ValueError, match="outside 100ms to 1m"):
             kind.read(text)
-    number = whole(1, 10)
+    number = whole_number(1, 10)
     assert (number.read("1"), number.read("10")) == (1, 10)
     for text in ("0", "11", "1.0", "0x1", "ten", "1_0", "9" * 5000):
         with pytest.raises(ValueError):

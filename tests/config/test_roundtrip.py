@@ -23,7 +23,7 @@ from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
 from proxy.model.label_selector import LabelExpression, LabelOperator, LabelSelector
 from proxy.model.options import CpuOptions, TopologyOptions, parse_cpu_options
-from proxy.reload.reread import changes, with_live
+from proxy.reload.reread import changes, with_live_values
 
 PATHS = st.lists(st.sampled_from(["a", "b c", "ä", "#", "~", "no", "1", "'\""]), min_size=1, max_size=4).map(
     lambda parts: Path("/", *parts)
@@ -180,7 +180,7 @@ def test_a_configuration_reaches_another_process_unchanged(config: Config) -> No
 @settings(max_examples=100, deadline=None)
 @given(parts(Config()), parts(Config()))
 def test_each_changed_key_is_either_live_or_waits_for_a_restart(running: Config, wanted: Config) -> None:
-    effect = with_live(running, wanted)
+    effect = with_live_values(running, wanted)
     applied, waiting = changes(running, effect), changes(effect, wanted)
     assert all(change.live for change in applied)
     assert not any(change.live for change in waiting)

@@ -88,7 +88,7 @@ def test_a_reader_process_that_hangs_is_ended(
     child(
         monkeypatch, f"import os, time; open({str(number)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     )
-    monkeypatch.setattr(module, "LIMIT_S", 2.0)
+    monkeypatch.setattr(module, "READ_LIMIT_S", 2.0)
     assert refused(origin) == "cannot read the configuration again: it takes longer than 2 s"
     state = Path(f"/proc/{number.read_text()}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config import DEFAULT_FILE, Config
-from proxy.config.load import drop_ins
+from proxy.config.load import drop_in_directory
 from proxy.sockets.unix_socket import DEFAULT_DIRECTORY, LISTEN_FD_NAME
 
 UNITS = Path(__file__).parents[2] / "systemd"
@@ -96,7 +96,7 @@ def test_a_takeover_may_write_kubelets_directory_and_nothing_else() -> None:
 def test_the_directories_of_the_configuration_and_of_hooks_are_created_and_private() -> None:
     service, config = read("topoproxy.service")["Service"], Config()
     directories = [Path("/etc") / name for name in service["ConfigurationDirectory"][0].split()]
-    assert directories == [DEFAULT_FILE.parent, drop_ins(DEFAULT_FILE), config.hooks.directory]
+    assert directories == [DEFAULT_FILE.parent, drop_in_directory(DEFAULT_FILE), config.hooks.directory]
     assert "ConfigurationDirectoryMode" not in service  # 0755, and root's
 
 

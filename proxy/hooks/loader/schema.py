@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.config.nested_values import meant
+from proxy.config.nested_values import suggestion
 from proxy.model.errors import HookError
 
 _TYPES = (
@@ -109,7 +109,7 @@ def _read(
     for name, value in given.items():
         key = known.get(name)
         if key is None:
-            hint = meant(str(name), known) or f" (there are: {', '.join(known) or 'none'})"
+            hint = suggestion(str(name), known) or f" (there are: {', '.join(known) or 'none'})"
             yield f"{where}.{name}: unknown key{hint}"
             continue
         try:
@@ -169,7 +169,7 @@ def _choice_reader(values: tuple[Any, ...]) -> tuple[str, Callable[[Any], Any]]:
             if type(known) is type(value) and known == value:
                 return known
         texts = [known for known in values if isinstance(known, str)]
-        hint = meant(value, texts) if isinstance(value, str) else ""
+        hint = suggestion(value, texts) if isinstance(value, str) else ""
         raise ValueError(f"must be one of {message}, not {_described(value)}{hint}")
 
     return f"one of {message}", read
