@@ -52,11 +52,11 @@ def query_admin(
             f"cannot query the daemon at {path}: no answer in {timeout:g} seconds"
         ) from error
     except OSError as error:
-        raise unanswered(path, error) from error
+        raise query_error(path, error) from error
     return read_answer(path, route, data)
 
 
-def unanswered(path: Path, error: OSError) -> TopoproxyError:
+def query_error(path: Path, error: OSError) -> TopoproxyError:
     """Return the error for a socket that cannot be used, with its cause."""
     if isinstance(error, PermissionError):
         return PermissionDeniedError(f"cannot query the daemon at {path}: {error.strerror} (it answers root)")

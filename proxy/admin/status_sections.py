@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
 
 
-def short(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
+def shortfalls(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
     """Write the section; nothing if every container has what it was promised.
 
     Args:
-        entries: The part of the status under ``short``.
+        entries: The part of the status under ``shortfalls``.
     """
     if entries:
         yield ""
@@ -82,8 +82,8 @@ def device_plugins(data: Mapping[str, object], width: int) -> Iterable[str]:
     yield from (cut(line, width) for line in table(rows))
 
 
-_WELL = frozenset({"running", "masked", "disabled", ""})
-_REQUESTED = {
+_STATES_WITHOUT_PROBLEM = frozenset({"running", "masked", "disabled", ""})
+_NOT_CALLED_TEXTS = {
     "failing": "fails",
     "open": "not called for now",
     "probing": "tried again now",
@@ -106,21 +106,21 @@ def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
     yield ""
     yield cut(": ".join(text for text in (f"Hooks ({len(requested)})", ", ".join(requested)) if text), width)
     for entry in entries:
-        if text := trouble(entry):
+        if text := hook_problem(entry):
             yield cut(f"  {one_line(entry.get('name')) or '?'}: {text}", width)
     if served:
         yield cut(f"  {_hooks_served(served)}", width)
 
 
-def trouble(entry: Mapping[str, object]) -> str:
+def hook_problem(entry: Mapping[str, object]) -> str:
     """Return what is wrong with a hook; empty if nothing is."""
     state, requested = one_line(entry.get("state")), one_line(entry.get("asked"))
     parts = []
     error = one_line(entry.get("error"))
-    if state not in _WELL and (state != "being read" or error):
+    if state not in _STATES_WITHOUT_PROBLEM and (state != "being read" or error):
         parts.append(_because(state, error))
-    if requested in _REQUESTED:
-        parts.append(_because(_REQUESTED[requested], last_error(entry)))
+    if requested in _NOT_CALLED_TEXTS:
+        parts.append(_because(_NOT_CALLED_TEXTS[requested], last_error(entry)))
     return "; ".join(parts)
 
 
@@ -135,10 +135,10 @@ def last_error(entry: Mapping[str, object], now: float | None = None) -> str:
     if not message or not isinstance(when, int | float):
         return message
     ago = max(0.0, (time.time() if now is None else now) - when)
-    return f"{message} ({age(ago)} ago)"
+    return f"{message} ({rounded_duration(ago)} ago)"
 
 
-def age(seconds: float) -> str:
+def rounded_duration(seconds: float) -> str:
     """Format a duration in one unit."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:

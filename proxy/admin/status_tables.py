@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from proxy.admin.status_sections import trouble
+from proxy.admin.status_sections import hook_problem
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
-from proxy.observe.value_text import length
+from proxy.observe.value_text import duration_text
 
 SHOWN = 2
 """How many of the containers that use an owner's CPUs are named in a row."""
@@ -36,7 +36,14 @@ def exclusive(data: Mapping[str, object]) -> Iterable[str]:
         others = _users(entry)
         desired, would = _differing(data, entry, ("",))
         rows.append(
-            (cpus(entry.get("cpus")), desired, would, name or one_line(entry.get("owner")), borrow, others)
+            (
+                cpus_or_dash(entry.get("cpus")),
+                desired,
+                would,
+                name or one_line(entry.get("owner")),
+                borrow,
+                others,
+            )
         )
     rows.sort(key=lambda row: row[3])
     yield ""
@@ -79,10 +86,10 @@ def _row(data: Mapping[str, object], entry: Mapping[str, object]) -> tuple[str, 
         one_line(entry.get("ref")),
         one_line(entry.get("qos")),
         pool if _is_applied(data, entry) else "-",
-        cpus(entry.get("cpus")),
+        cpus_or_dash(entry.get("cpus")),
         desired,
         would,
-        cpus(entry.get("mems")),
+        cpus_or_dash(entry.get("mems")),
         one_line(entry.get("phase")),
         one_line(entry.get("id"))[:13],
     )
@@ -123,7 +130,9 @@ def problems(data: Mapping[str, object]) -> Iterable[str]:
     ]
     hooks = [as_map(entry) for entry in as_list(as_map(data.get("hooks")).get("hooks"))]
     lines += [
-        f"hook {one_line(entry.get('name')) or '?'}: {text}" for entry in hooks if (text := trouble(entry))
+        f"hook {one_line(entry.get('name')) or '?'}: {text}"
+        for entry in hooks
+        if (text := hook_problem(entry))
     ]
     for entry in map(as_map, as_list(as_map(data.get("enforcement")).get("problems"))):
         lines.append(f"cannot change pod {one_line(entry.get('pod'))}: {one_line(entry.get('reason'))}")
@@ -154,7 +163,7 @@ def _failed(data: Mapping[str, object]) -> Iterable[str]:
             yield "NOT CONNECTED with the runtime (the daemon gives no reason)"
 
 
-def cpus(value: object) -> str:
+def cpus_or_dash(value: object) -> str:
     """Write a set; a dash if it is empty or not known."""
     return one_line(value) or "-"
 
@@ -162,13 +171,13 @@ def cpus(value: object) -> str:
 def _when(value: object) -> str:
     """Format when a problem was last seen: a Unix time as an age, any other text unchanged."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"last {length(max(0.0, time.time() - value))} ago"
+        return f"last {duration_text(max(0.0, time.time() - value))} ago"
     return f"last {one_line(value)}" if value else ""
 
 
 MIB = 1 << 20
-HEAD = ("CONTAINER", "DECIDED", "IN EFFECT", "NODE", "ANON", "CACHE", "HUGE", "")
-KINDS = ("anon", "file", "huge")
+MEMORY_HEADER = ("CONTAINER", "DECIDED", "IN EFFECT", "NODE", "ANON", "CACHE", "HUGE", "")
+MEMORY_KINDS = ("anon", "file", "huge")
 
 
 def memory_rows(answer: object) -> list[tuple[str, ...]]:
@@ -177,7 +186,7 @@ def memory_rows(answer: object) -> list[tuple[str, ...]]:
     Args:
         answer: The answer to ``/memory``; missing parts are left out.
     """
-    rows: list[tuple[str, ...]] = [HEAD]
+    rows: list[tuple[str, ...]] = [MEMORY_HEADER]
     for entry in as_list(as_map(answer).get("containers")):
         if isinstance(entry, Mapping):
             rows += _rows(entry)
@@ -188,16 +197,18 @@ def _rows(entry: Mapping[str, object]) -> list[tuple[str, ...]]:
     first = (one_line(entry.get("ref")), one_line(entry.get("decided")) or "-", one_line(entry.get("nodes")))
     if problem := one_line(entry.get("problem")):
         return [(*first, "-", "-", "-", "-", problem)]
-    kinds = [_sizes(entry.get(kind)) for kind in KINDS]
+    kinds = [_sizes(entry.get(kind)) for kind in MEMORY_KINDS]
     numbers = sorted({node for sizes in kinds for node in sizes}, key=lambda node: (len(node), node))
     rows: list[tuple[str, ...]] = []
     for node in numbers or ["-"]:
         cells = [_size(sizes.get(node, 0)) for sizes in kinds]
-        rows.append((*(first if not rows else ("", "", "")), node, *cells, "" if rows else verdict(entry)))
+        rows.append(
+            (*(first if not rows else ("", "", "")), node, *cells, "" if rows else memory_remark(entry))
+        )
     return rows
 
 
-def verdict(entry: Mapping[str, object]) -> str:
+def memory_remark(entry: Mapping[str, object]) -> str:
     """Describe as text whether the memory is where it should be."""
     firm, cache = entry.get("outside"), entry.get("outsideFile")
     if not isinstance(firm, int) or not isinstance(cache, int):

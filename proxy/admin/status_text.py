@@ -19,14 +19,14 @@ from proxy.admin.status_sections import (
     quotas,
     release,
     release_remaining,
-    short,
+    shortfalls,
     suppression,
 )
-from proxy.admin.status_tables import containers, cpus, exclusive, is_released, problems
+from proxy.admin.status_tables import containers, cpus_or_dash, exclusive, is_released, problems
 from proxy.model.freshness import STALE_S
 from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map, one_line, table
-from proxy.observe.value_text import length
+from proxy.observe.value_text import duration_text
 
 _EVENTS = {
     "connected": "the runtime sends exit events",
@@ -53,7 +53,7 @@ def render(status: object, width: int = 100) -> str:
     lines += [*_memory(data), *exclusive(data), *_reserved(data)]
     lines += quotas([as_map(entry) for entry in as_list(data.get("quotas"))])
     lines += partitions(as_map(data.get("partitions")))
-    lines += short([as_map(entry) for entry in as_list(data.get("shortfalls"))])
+    lines += shortfalls([as_map(entry) for entry in as_list(data.get("shortfalls"))])
     lines += device_plugins(as_map(data.get("devicePlugins")), width)
     lines += hooks(as_map(data.get("hooks")), width)
     lines += [*containers(data, width), *drift(as_map(data.get("drift")), width), *problems(data)]
@@ -65,7 +65,7 @@ def _title(data: Mapping[str, object]) -> str:
     title = f"topoproxy {one_line(data.get('version'))}".strip()
     parts = [f"mode {one_line(data.get('mode'))}" if "mode" in data else ""]
     parts.append(f"pid {one_line(data.get('pid'))}" if "pid" in data else "")
-    parts.append(f"up {length(uptime)}" if isinstance(uptime, int | float) else "")
+    parts.append(f"up {duration_text(uptime)}" if isinstance(uptime, int | float) else "")
     parts.append({True: "ready", False: "NOT READY"}.get(ready, "") if isinstance(ready, bool) else "")
     return ", ".join([title, *(w for w in parts if w)])
 
@@ -95,9 +95,11 @@ def _clients(data: Mapping[str, object]) -> str:
     parts = [f"{count} connected" if count else "none connected"]
     if "last_s" in calls:
         last = calls["last_s"]
-        parts.append(f"last call {length(last)} ago" if isinstance(last, int | float) else "no call yet")
+        parts.append(
+            f"last call {duration_text(last)} ago" if isinstance(last, int | float) else "no call yet"
+        )
     methods = [
-        f"{one_line(name)} {length(s)} ago"
+        f"{one_line(name)} {duration_text(s)} ago"
         for name, s in as_map(calls.get("methods")).items()
         if isinstance(s, int | float)
     ]
@@ -119,7 +121,7 @@ def _runtime(runtime: Mapping[str, object]) -> Iterable[tuple[str, str]]:
         state = f"{state}: {reason}"
     yield "runtime", ", ".join(part for part in (where, state) if part)
     period = runtime.get("reconcile_s")
-    within = length(period) if isinstance(period, int | float) else "reconcilePeriod"
+    within = duration_text(period) if isinstance(period, int | float) else "reconcilePeriod"
     events = one_line(runtime.get("events"))
     if events == "waiting" and runtime.get("connected") is False:
         within += " after the runtime answers again"
@@ -141,7 +143,7 @@ def _config(config: Mapping[str, object]) -> str:
     parts = [one_line(config.get("source"))] if config.get("source") else []
     if reload.get("result") == "refused":
         at = reload.get("at")
-        ago = f" {length(max(0.0, time.time() - at))} ago" if isinstance(at, int | float) else ""
+        ago = f" {duration_text(max(0.0, time.time() - at))} ago" if isinstance(at, int | float) else ""
         parts.append(f"RELOAD REFUSED{ago}: the previous configuration stays in effect")
     if restart:
         keys = ", ".join(one_line(row.get("key")) for row in restart)
@@ -154,7 +156,7 @@ def _cluster(files: list[Mapping[str, object]]) -> str:
     parts = []
     for entry in files:
         name, age = one_line(entry.get("name")), entry.get("confirmed_s")
-        known = f"as of {length(age)} ago" if isinstance(age, int | float) else "not read"
+        known = f"as of {duration_text(age)} ago" if isinstance(age, int | float) else "not read"
         count = f"{one_line(entry.get('items'))} " if name != "node" and entry.get("items") else ""
         parts.append(f"{count}{name} {known}")
     return ", ".join(parts)
@@ -183,7 +185,7 @@ def _reading(kernel: Mapping[str, object]) -> str:
     age, missing = kernel.get("age_s"), kernel.get("not_read")
     parts = []
     if isinstance(age, int | float) and age > STALE_S:
-        parts.append(f"as they were {length(age)} ago: the kernel does not answer")
+        parts.append(f"as they were {duration_text(age)} ago: the kernel does not answer")
     if isinstance(missing, int) and missing:
         parts.append(f"those of {counted(missing, 'container')} are not shown: reading takes too long")
     return "; ".join(parts)
@@ -265,7 +267,8 @@ def _reserved(data: Mapping[str, object]) -> Iterable[str]:
         yield "Reserved for pods"
         rows = [("CPUS", "POD", "NUMA NODES")]
         rows += [
-            (cpus(e.get("cpus")), one_line(e.get("pod")), one_line(e.get("nodes")) or "any") for e in pods
+            (cpus_or_dash(e.get("cpus")), one_line(e.get("pod")), one_line(e.get("nodes")) or "any")
+            for e in pods
         ]
         yield from table(rows)
 
@@ -290,8 +293,10 @@ def _pools(data: Mapping[str, object]) -> Iterable[str]:
     rows = [(title, "CPUS", *(f"NODE {one_line(node.get('node'))}" for node in nodes), "CONTAINERS")]
     for key, name in (("shared", "shared"), ("be", "BE"), ("system", "SYSTEM")):
         if key in pools:
-            parts = (cpus(node.get(key)) for node in nodes)
-            rows.append((name, cpus(pools[key]), *parts, _held(as_map(held.get(key)), observed=observed)))
+            parts = (cpus_or_dash(node.get(key)) for node in nodes)
+            rows.append(
+                (name, cpus_or_dash(pools[key]), *parts, _held(as_map(held.get(key)), observed=observed))
+            )
     if not held:
         rows = [row[:-1] for row in rows]
     if len(rows) > 1:

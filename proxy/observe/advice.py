@@ -10,7 +10,17 @@ from proxy.model.options import TopologyPolicy
 from proxy.model.phrases import counted
 from proxy.model.requests import in_bytes
 from proxy.model.workload import TOPOLOGY_AFFINITY
-from proxy.observe.value_text import both, clean, cpus, few, node_set, nodes, sentence, sentences, size
+from proxy.observe.value_text import (
+    bytes_text,
+    clean,
+    cpus,
+    join_first,
+    join_with_and,
+    node_set,
+    nodes,
+    sentence,
+    sentences,
+)
 
 _BY_REASON = {
     "SMTAlignmentError": (
@@ -79,37 +89,45 @@ def causes_against(record: Explanation) -> tuple[str, ...]:
     if merge is None or merge.best.preferred or merge.policy == TopologyPolicy.NONE:
         return ()
     if merge.conflicts:
-        return sentences([f"Reason: {few([clean(b).rstrip('.') for b in merge.conflicts], gap='; ')}"])
+        return sentences([f"Reason: {join_first([clean(b).rstrip('.') for b in merge.conflicts], gap='; ')}"])
     single = merge.policy == TopologyPolicy.SINGLE_NUMA_NODE
-    short = [s for s in record.answers if s.nothing != "no preference" and not _could(s, single=single)]
+    short = [
+        s for s in record.answers if s.nothing != "no preference" and not _may_be_preferred(s, single=single)
+    ]
     if short:
-        cannot = [name(s) for s in short if _cannot(s)]
-        others = [name(s) for s in short if not _cannot(s)]
+        cannot = [resource_name(s) for s in short if _is_impossible(s)]
+        others = [resource_name(s) for s in short if not _is_impossible(s)]
         requirement = "a single NUMA node" if single else "as few NUMA nodes as its amount should need"
         return sentences(
             [
-                f"No NUMA nodes have what it requests of {both(cannot)}" if cannot else "",
-                f"What it requests of {both(others)} is not available on {requirement}" if others else "",
+                f"No NUMA nodes have what it requests of {join_with_and(cannot)}" if cannot else "",
+                f"What it requests of {join_with_and(others)} is not available on {requirement}"
+                if others
+                else "",
             ]
         )
-    places = [f"{name(s)} on {_places(s)}" for s in record.answers if _places(s)]
+    places = [f"{resource_name(s)} on {_places(s)}" for s in record.answers if _places(s)]
     if len(places) < 2:
         return ()
-    return (sentence(f"Each resource has nodes that it prefers, but not the same: {few(places, gap='; ')}"),)
+    return (
+        sentence(
+            f"Each resource has nodes that it prefers, but not the same: {join_first(places, gap='; ')}"
+        ),
+    )
 
 
 def help_for(record: Explanation) -> tuple[str, ...]:
     """Return sentences about what would have made a rejected request fit."""
     least = _smallest(record.shortfalls)
-    exact = _fitting(least, aligned=record.verdict.reason == TOPOLOGY_AFFINITY)
+    exact = _needed_text(least, aligned=record.verdict.reason == TOPOLOGY_AFFINITY)
     reason = record.verdict.reason
-    texts = [exact, _holding(least), _BY_REASON.get(reason, "")]
+    texts = [exact, _holders_text(least), _BY_REASON.get(reason, "")]
     if reason not in _BY_REASON and not exact:
         texts.append(_smaller(record))
     if (
         record.merge is not None
         and reason == TOPOLOGY_AFFINITY
-        and not any(_cannot(answer) for answer in record.answers)
+        and not any(_is_impossible(answer) for answer in record.answers)
     ):
         texts.append(_other_policy(record.merge.policy, record.merge.best))
     if reason not in _EVERYWHERE_REASONS:
@@ -117,17 +135,17 @@ def help_for(record: Explanation) -> tuple[str, ...]:
     return sentences(texts)
 
 
-def name(answer: ProviderAnswer) -> str:
+def resource_name(answer: ProviderAnswer) -> str:
     """Return the resource of a provider's answer; the provider's name if there is none."""
     return clean(answer.resource or answer.provider)
 
 
-def _could(answer: ProviderAnswer, *, single: bool) -> bool:
+def _may_be_preferred(answer: ProviderAnswer, *, single: bool) -> bool:
     """Return whether a resource has a hint that could be part of a preferred result.
 
     A record keeps only some hints, and the preferred ones with the fewest nodes come first.
     """
-    if _cannot(answer) or answer.preferred == 0:
+    if _is_impossible(answer) or answer.preferred == 0:
         return False
     if not single or not answer.hints:
         return True
@@ -135,13 +153,13 @@ def _could(answer: ProviderAnswer, *, single: bool) -> bool:
     return first.preferred and (first.affinity is None or len(first.affinity) == 1)
 
 
-def _cannot(answer: ProviderAnswer) -> bool:
+def _is_impossible(answer: ProviderAnswer) -> bool:
     return answer.nothing == "impossible" or (not answer.nothing and answer.count == 0)
 
 
 def _places(answer: ProviderAnswer) -> str:
     masks = [hint.affinity for hint in answer.hints if hint.preferred and hint.affinity is not None]
-    return few([node_set(mask) for mask in masks], 4)
+    return join_first([node_set(mask) for mask in masks], 4)
 
 
 def _smallest(shortfalls: tuple[Shortfall, ...]) -> list[Shortfall]:
@@ -157,7 +175,7 @@ def _smallest(shortfalls: tuple[Shortfall, ...]) -> list[Shortfall]:
     return min(grouped.values(), key=gap, default=[])
 
 
-def _fitting(shortfalls: list[Shortfall], *, aligned: bool) -> str:
+def _needed_text(shortfalls: list[Shortfall], *, aligned: bool) -> str:
     """Return what would have to be free.
 
     If resources must be aligned (``aligned``), more CPUs anywhere on the machine may not be enough.
@@ -176,13 +194,13 @@ def _fitting(shortfalls: list[Shortfall], *, aligned: bool) -> str:
         f"{f', and {shortfall.kept} must stay in the shared pool' if shortfall.kept else ''}"
         for shortfall in shortfalls
     )
-    more = both([_more(shortfall) for shortfall in shortfalls])
+    more = join_with_and([_more(shortfall) for shortfall in shortfalls])
     if aligned and first.most is not None:
         return f"It needs at least {more} ({gaps})"
     return f"It would fit if {holder} had {more} ({gaps})"
 
 
-def _holding(shortfalls: list[Shortfall]) -> str:
+def _holders_text(shortfalls: list[Shortfall]) -> str:
     """Name the containers that have the CPUs."""
     shortfall = next((shortfall for shortfall in shortfalls if shortfall.holders), None)
     if shortfall is None or (shortfall.most is not None and shortfall.wanted > shortfall.most):
@@ -191,11 +209,11 @@ def _holding(shortfalls: list[Shortfall]) -> str:
     where = "" if shortfall.nodes is None else f" of {nodes(shortfall.nodes)}"
     more = [f"{shortfall.more_holders} more"] if shortfall.more_holders else []
     subject = "They" if shortfall.named else f"CPUs{where}"
-    return f"{subject} are owned by {both([*named, *more])}"
+    return f"{subject} are owned by {join_with_and([*named, *more])}"
 
 
 def _amount(shortfall: Shortfall, number: int) -> str:
-    return size(number) if in_bytes(shortfall.resource) else str(number)
+    return bytes_text(number) if in_bytes(shortfall.resource) else str(number)
 
 
 def _more(shortfall: Shortfall) -> str:
@@ -206,10 +224,14 @@ def _more(shortfall: Shortfall) -> str:
 
 def _smaller(record: Explanation) -> str:
     single = record.merge is not None and record.merge.policy == TopologyPolicy.SINGLE_NUMA_NODE
-    names = [name(s) for s in record.answers if s.nothing != "no preference" and not _could(s, single=single)]
+    names = [
+        resource_name(s)
+        for s in record.answers
+        if s.nothing != "no preference" and not _may_be_preferred(s, single=single)
+    ]
     if names:
         enough = ", so that one NUMA node has enough" if single else ""
-        return f"Ask for less of {both(list(dict.fromkeys(names)))}{enough}"
+        return f"Ask for less of {join_with_and(list(dict.fromkeys(names)))}{enough}"
     if record.verdict.reason == TOPOLOGY_AFFINITY:
         return "Ask for less, so that it fits on nodes that all its resources prefer"
     return "Ask for less, or for no whole CPUs, so that it shares CPUs with others"

@@ -45,7 +45,7 @@ class DeviceEntry:
         self.history: list[Entry] = []
         self.is_referred_to = False
 
-    def place(self, nodes: Mask | None, source: str) -> None:
+    def set_location(self, nodes: Mask | None, source: str) -> None:
         """Record its location, unless the location is known already."""
         if self.nodes is None and (nodes or not self.source):
             self.nodes, self.source = nodes, source
@@ -101,28 +101,28 @@ class DeviceList:
         self._ids = ids
         self._entries: dict[str, DeviceEntry] = {}
         self._names: dict[str, DeviceEntry] = {}
-        self._plugs: dict[str, DeviceEntry] = {}
+        self._managed_entries: dict[str, DeviceEntry] = {}
         self._refused: list[Entry] = []
         for address, function in self._functions.items():
             self._entries[address] = entry = DeviceEntry(address, [function])
-            entry.place(function.nodes, function.source)
+            entry.set_location(function.nodes, function.source)
 
     def add_cdi(self, names: Iterable[str]) -> None:
         """Add the devices of CDI specs."""
         for name in names:
-            self._by_name(name).cdi.append(name)
+            self._named_entry(name).cdi.append(name)
 
     def add_daemon(self, page: Mapping[str, object]) -> None:
         """Add the daemon's answer (``proxy.observe.device_assignments``)."""
         for part in _parts(page, "allocatable"):
-            entry = self._plugged(part)
+            entry = self._managed_entry(part)
             entry.health, entry.containers_known = HEALTHY, True
         for part in _parts(page, "assigned"):
-            entry = self._plugged(part)
+            entry = self._managed_entry(part)
             entry.containers.add(str(part.get("container")))
             entry.health, entry.containers_known = entry.health or NOT_ALLOCATABLE, True
         for part in _parts(page, "managed"):
-            entry = self._plugged(part, TOPOPROXY, "topoproxy's device plugins")
+            entry = self._managed_entry(part, TOPOPROXY, "topoproxy's device plugins")
             entry.containers.update(str(name) for name in as_list(part.get("containers")))
             entry.health, entry.containers_known = HEALTHY if part.get("healthy") is True else UNHEALTHY, True
         for part in _parts(page, "refused"):
@@ -132,13 +132,13 @@ class DeviceList:
         for part in _parts(page, "requested"):
             name = str(part.get("device"))
             plug = {"resource": part.get("resource"), "id": name, "numa": part.get("numa")}
-            entry = self._plugged(plug) if plug["resource"] else self._by_name(name)
+            entry = self._managed_entry(plug) if plug["resource"] else self._named_entry(name)
             entry.containers.add(str(part.get("container")))
-            entry.place(_mask(part.get("numa")), str(part.get("source")))
+            entry.set_location(_mask(part.get("numa")), str(part.get("source")))
             entry.is_referred_to = True
         for part in _parts(page, "history"):
             name = str(part.get("device"))
-            entry = self._plugs.get(name) or self._by_name(name)
+            entry = self._managed_entries.get(name) or self._named_entry(name)
             entry.history.append({key: part.get(key) for key in ("time", "container", "exists")})
             entry.is_referred_to = True
 
@@ -161,7 +161,7 @@ class DeviceList:
 
     # -- entries ------------------------------------------------------------------------------------------
 
-    def _plugged(
+    def _managed_entry(
         self,
         device: Mapping[str, object],
         manager: str = KUBELET,
@@ -171,12 +171,12 @@ class DeviceList:
         resource, name = str(device.get("resource")), str(device.get("id"))
         key, nodes = f"{resource}={name}", _mask(device.get("numa"))
         address = self._ids.get(name, name.lower())
-        known = self._plugs.get(key)
-        entry = known or self._own(address if address in self._functions else f"plugin {key}", key)
+        known = self._managed_entries.get(key)
+        entry = known or self._entry(address if address in self._functions else f"plugin {key}", key)
         if known is None:
-            self._plugs[key] = entry
+            self._managed_entries[key] = entry
             entry.resources.append({"resource": resource, "id": name, "numa": nodes and list(nodes)})
-        entry.place(nodes, source)
+        entry.set_location(nodes, source)
         entry.managers.add(manager)
         entry.is_referred_to = True
         return entry
@@ -186,7 +186,7 @@ class DeviceList:
         identity = {key: str(claim.get(key) or "") for key in ("claim", "driver", "pool", "device")}
         names = [str(name) for name in as_list(claim.get("cdi"))]
         whole = "/".join(identity[key] for key in ("driver", "pool", "device") if identity[key])
-        entries = [self._by_name(name) for name in names] or [self._own(f"claim {whole}", whole)]
+        entries = [self._named_entry(name) for name in names] or [self._entry(f"claim {whole}", whole)]
         for entry in dict.fromkeys(entries):
             if identity not in entry.claims:
                 entry.claims.append(dict(identity))
@@ -194,19 +194,19 @@ class DeviceList:
             entry.containers.add(str(claim.get("container")))
             entry.is_referred_to = True
 
-    def _by_name(self, name: str) -> DeviceEntry:
+    def _named_entry(self, name: str) -> DeviceEntry:
         """Return the entry of a device path or a CDI name: its PCI function, if there is just one."""
         if (known := self._names.get(name)) is not None:
             return known
         place = self._locate(name)
         functions = [self._functions[f] for f in place.functions if f in self._functions]
-        entry = self._own(functions[0].address if len(functions) == 1 else name, name, functions)
-        entry.place(place.nodes, place.source)
+        entry = self._entry(functions[0].address if len(functions) == 1 else name, name, functions)
+        entry.set_location(place.nodes, place.source)
         entry.is_referred_to = True
         self._names[name] = entry
         return entry
 
-    def _own(self, key: str, name: str, functions: Sequence[PciFunction] = ()) -> DeviceEntry:
+    def _entry(self, key: str, name: str, functions: Sequence[PciFunction] = ()) -> DeviceEntry:
         """Return the entry under a key; it is made if there is none yet."""
         return self._entries.setdefault(key, DeviceEntry(name, functions))
 

@@ -64,7 +64,7 @@ def history_page(
     return {
         "schema": schema_ids.EXPLAIN,
         "query": query,
-        "records": [_with(record, now) for record in records[-most:]],
+        "records": [_data_with_note(record, now) for record in records[-most:]],
         "pods": [_pod_data(line) for line in pods[-most:]],
         "remembered": history.size,
     }
@@ -80,7 +80,9 @@ def record_data(record: RememberedDecision) -> dict[str, object]:
     }
 
 
-def _with(record: RememberedDecision, now: Callable[[RememberedDecision], str]) -> dict[str, object]:
+def _data_with_note(
+    record: RememberedDecision, now: Callable[[RememberedDecision], str]
+) -> dict[str, object]:
     """Return a record as plain data, with ``now`` if its container exists and something has changed."""
     data, text = record_data(record), now(record) if record.exists else ""
     return {**data, "now": text} if text else data
@@ -151,7 +153,7 @@ def from_data(data: object) -> Explanation:
 
 
 _TOP = "decision"
-_NAMES = {
+_DATA_NAMES = {
     "answers": ("providers", "said"),
     "shortfalls": ("shortfalls", "lacks"),
     "conflicts": ("conflicts", "blame"),
@@ -159,9 +161,9 @@ _NAMES = {
     "detail": (),
 }
 """Fields with other names in the data, the present name first; ``detail`` is not written."""
-_LAST = ("count", "preferred", "hints")
+_LAST_FIELDS = ("count", "preferred", "hints")
 """Fields of an answer in the order in which they are written."""
-_EMPTY: Mapping[object, object] = {str: "", int: 0, bool: False, CpuSet: "", TopologyHint: {}}
+_EMPTY_VALUES: Mapping[object, object] = {str: "", int: 0, bool: False, CpuSet: "", TopologyHint: {}}
 """The value for a missing field that has no default; fields not listed here get null."""
 
 
@@ -175,8 +177,8 @@ def _plain(value: object) -> object:
         return value
     names = value.__struct_fields__
     if isinstance(value, ProviderAnswer):
-        names = (*(name for name in names if name not in _LAST), *_LAST)
-    return {key: _plain(getattr(value, name)) for name in names for key in _NAMES.get(name, (name,))}
+        names = (*(name for name in names if name not in _LAST_FIELDS), *_LAST_FIELDS)
+    return {key: _plain(getattr(value, name)) for name in names for key in _DATA_NAMES.get(name, (name,))}
 
 
 _fields = cache(fields)
@@ -188,12 +190,12 @@ def _read(kind: type[T], data: object, where: str) -> T:
         raise InputError(f"cannot read {where}: it is {_kind(data)}, not a mapping")
     values: dict[str, object] = {}
     for member in _fields(kind):
-        names = _NAMES.get(member.name, (member.name,))
+        names = _DATA_NAMES.get(member.name, (member.name,))
         name = next((name for name in names if name in data), None)
         if name is not None:
             values[member.name] = _value(member.type, data[name], where, name)
         elif member.required:
-            values[member.name] = _value(member.type, _EMPTY.get(member.type), where, member.name)
+            values[member.name] = _value(member.type, _EMPTY_VALUES.get(member.type), where, member.name)
     return kind(**values)
 
 

@@ -15,7 +15,7 @@ from proxy.model.explanation import FOUND, RESTORED, Explanation
 from proxy.observe.explain_data import from_data
 from proxy.observe.json_access import table
 from proxy.observe.sentences import render_decision, wrap
-from proxy.observe.value_text import clean, few
+from proxy.observe.value_text import clean, join_first
 
 _EVENTS = {FOUND: "found at the runtime", RESTORED: "read from the ledger"}
 """Events that are not calls, as text."""
@@ -96,7 +96,7 @@ def render_pods(answer: object) -> str:
                 _when(pod.get("when")),
                 clean(str(pod.get("pod", ""))),
                 clean(str(pod.get("records", ""))),
-                few(containers, 4) or "-",
+                join_first(containers, 4) or "-",
                 _state(pod),
             )
         )

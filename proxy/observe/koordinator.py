@@ -231,7 +231,7 @@ def topology_annotations(locations: Iterable[CpuLocation], facts: NodeFacts) -> 
     return annotations
 
 
-def zones(machine: Machine, facts: NodeFacts) -> tuple[Zone, ...]:
+def node_zones(machine: Machine, facts: NodeFacts) -> tuple[Zone, ...]:
     """Return the zones of a node."""
     whole = zones_of(machine, locations_of(machine))
     if facts.labels.get(NUMA_RESERVATION) != "true":
@@ -254,7 +254,7 @@ def node_resource_topology(machine: Machine, facts: NodeFacts) -> dict[str, obje
         "kind": KIND,
         "metadata": metadata,
         "topologyPolicies": [topology_policy(facts.kubelet.topology_policy, facts.kubelet.topology_scope)],
-        "zones": [zone.data() for zone in zones(machine, facts)],
+        "zones": [zone.data() for zone in node_zones(machine, facts)],
     }
 
 

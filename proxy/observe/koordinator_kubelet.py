@@ -94,7 +94,7 @@ def kubelet_allocs(checkpoint: Checkpoint | None, pods: Iterable[PodRow]) -> tup
         pod = pod_of.get(uid)
         if pod is not None and (pod.qos in (QosClass.LS, QosClass.BE) or pod.status.cpus):
             continue
-        cpus = _together(containers)
+        cpus = _union_of_texts(containers)
         if cpus and pod is not None:
             allocs.append(Alloc(uid, cpus, pod.namespace, pod.name))
         elif cpus:
@@ -102,7 +102,7 @@ def kubelet_allocs(checkpoint: Checkpoint | None, pods: Iterable[PodRow]) -> tup
     return tuple(allocs)
 
 
-def _together(containers: object) -> CpuSet:
+def _union_of_texts(containers: object) -> CpuSet:
     cpus = CpuSet()
     for text in containers.values() if isinstance(containers, dict) else ():
         try:

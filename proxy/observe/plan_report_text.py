@@ -12,7 +12,7 @@ from proxy.model.freshness import STALE_S
 from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map, one_line, table
 from proxy.observe.sentences import wrap
-from proxy.observe.value_text import clean, length
+from proxy.observe.value_text import clean, duration_text
 
 _TITLE = ("WOULD", "CONTAINER", "POOL", "CPUS NOW", "CPUS THEN", "QUOTA REMOVED")
 _CHANGES = (
@@ -84,7 +84,7 @@ def _unread(kernel: Mapping[str, object]) -> Iterable[str]:
     if age is None:
         yield "The kernel has not answered: no cpuset was read."
     elif isinstance(age, int | float) and age > STALE_S:
-        yield f"The cpusets are those of {length(age)} ago: the kernel does not answer."
+        yield f"The cpusets are those of {duration_text(age)} ago: the kernel does not answer."
     if age is not None and isinstance(number, int) and number:
         yield f"The cpusets of {counted(number, 'container')} could not be read."
 

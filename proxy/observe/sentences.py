@@ -23,11 +23,20 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.options import TopologyPolicy
-from proxy.observe.advice import causes_against, help_for, name
-from proxy.observe.value_text import both, capitalized, clean, cpus, few, nodes, sentence, sentences
+from proxy.observe.advice import causes_against, help_for, resource_name
+from proxy.observe.value_text import (
+    capitalized,
+    clean,
+    cpus,
+    join_first,
+    join_with_and,
+    nodes,
+    sentence,
+    sentences,
+)
 
 MOVED_SHOWN = 10
-CLASS = "QoS class"
+QOS_CLASS_FACT = "QoS class"
 _POOLS = {"shared": "the shared pool", "be": "the BE pool", "system": "the SYSTEM pool"}
 
 
@@ -108,7 +117,9 @@ def headline(record: Explanation) -> str:
         parts.append(f"{cpus(record.cpus)} {'of its own' if record.container else 'set aside for it'}")
     parts += _besides_cpus(record)
     done = "adopted" if record.event == FOUND else "admitted"
-    return sentence(f"{subject} {_was(record)} {done}{where}{f' with {both(parts)}' if parts else ''}")
+    return sentence(
+        f"{subject} {_was(record)} {done}{where}{f' with {join_with_and(parts)}' if parts else ''}"
+    )
 
 
 def _was(record: Explanation) -> str:
@@ -137,21 +148,21 @@ def _besides_cpus(record: Explanation) -> list[str]:
     """Return the resources other than CPUs that the container was given."""
     parts = [] if record.mems is None else [f"memory of {nodes(record.mems)}"]
     if record.devices:
-        named = few([clean(device) for device in record.devices])
+        named = join_first([clean(device) for device in record.devices])
         parts.append(f"{'device' if len(record.devices) == 1 else 'devices'} {named}")
     return parts
 
 
 def _facts(record: Explanation) -> tuple[str, ...]:
     return sentences(
-        f"{f'From {source}' if source else 'Known'}: {few(facts, 20, '; ')}"
+        f"{f'From {source}' if source else 'Known'}: {join_first(facts, 20, '; ')}"
         for source, facts in _by_source(record).items()
     )
 
 
 def _known(record: Explanation) -> str:
     """Return the facts in one sentence; a container is in the BE (best effort) pool by its class alone."""
-    only = CLASS if record.pool == "be" else ""
+    only = QOS_CLASS_FACT if record.pool == "be" else ""
     texts = [
         f"{', '.join(facts)}{f' from {source}' if source else ''}"
         for source, facts in _by_source(record, only).items()
@@ -209,7 +220,7 @@ def _taken(record: Explanation) -> tuple[str, ...]:
     by_provider: dict[str, list[str]] = {}
     for step in record.steps:
         by_provider.setdefault(clean(step.provider), []).append(clean(step.what).rstrip("."))
-    return sentences(f"{provider}: {few(steps, gap='; ')}" for provider, steps in by_provider.items())
+    return sentences(f"{provider}: {join_first(steps, gap='; ')}" for provider, steps in by_provider.items())
 
 
 # -- the result -------------------------------------------------------------------------------------------
@@ -219,8 +230,10 @@ def _placed(record: Explanation) -> tuple[str, ...]:
     besides = _besides_cpus(record)
     if record.pool in _POOLS:
         pool = f"{_POOLS[record.pool]}, which was {cpus(record.cpus)} then and may change"
-        return sentences([f"It {_was(record)} put on {pool}{f', with {both(besides)}' if besides else ''}"])
-    resources = both([*([cpus(record.cpus)] if record.cpus else []), *besides])
+        return sentences(
+            [f"It {_was(record)} put on {pool}{f', with {join_with_and(besides)}' if besides else ''}"]
+        )
+    resources = join_with_and([*([cpus(record.cpus)] if record.cpus else []), *besides])
     if not resources:
         return ()
     if record.container:
@@ -244,8 +257,8 @@ def _moves(record: Explanation) -> tuple[str, ...]:
     for (before, after), refs in list(grouped.items())[:MOVED_SHOWN]:
         shown = refs[: MOVED_SHOWN - named]
         movers = f"{len(refs)} containers" if len(refs) > 1 or not shown else shown[0]
-        names = few(refs, len(shown)) if len(refs) > 1 and shown else ""
-        way = _way(before, after, applied=record.applied)
+        names = join_first(refs, len(shown)) if len(refs) > 1 and shown else ""
+        way = _move_text(before, after, applied=record.applied)
         texts.append(f"{movers} {way}{f': {names}' if names else ''}")
         named, counted = named + len(shown), counted + len(refs)
     unnamed = len(record.moved) - counted + record.more_moved
@@ -254,7 +267,7 @@ def _moves(record: Explanation) -> tuple[str, ...]:
     return sentences(texts)
 
 
-def _way(before: CpuSet, after: CpuSet, *, applied: bool) -> str:
+def _move_text(before: CpuSet, after: CpuSet, *, applied: bool) -> str:
     left, kept = ("left", "kept") if applied else ("would leave", "keep")
     return f"{left} {cpus(before - after)} {f'and {kept}' if after <= before else 'for'} {cpus(after)}"
 
@@ -276,7 +289,7 @@ def _verdict(record: Explanation) -> tuple[str, ...]:
 
 def offer(answer: ProviderAnswer) -> str:
     """Return the offer of a provider for a resource, as text."""
-    return sentence(f"{name(answer)}: {_offered(answer)}")
+    return sentence(f"{resource_name(answer)}: {_offered(answer)}")
 
 
 def _offered(answer: ProviderAnswer) -> str:
@@ -288,9 +301,9 @@ def _offered(answer: ProviderAnswer) -> str:
     not_preferred = [nodes(hint.affinity) for hint in answer.hints if not hint.preferred]
     if answer.count is None or answer.preferred is None:
         examples = (
-            f"; preferred e.g. on {few(liked)}"
+            f"; preferred e.g. on {join_first(liked)}"
             if liked
-            else f", e.g. {few(not_preferred)}"
+            else f", e.g. {join_first(not_preferred)}"
             if not_preferred
             else ""
         )
@@ -310,4 +323,4 @@ def _places(shown: Sequence[str], count: int) -> str:
     """List sets of nodes: all of them, or some as examples."""
     if shown and len(shown) >= count:
         return f"{', '.join(shown[:-1])} or {shown[-1]}" if len(shown) > 1 else shown[0]
-    return f"{count} sets of nodes{f', e.g. {few(shown)}' if shown else ''}"
+    return f"{count} sets of nodes{f', e.g. {join_first(shown)}' if shown else ''}"

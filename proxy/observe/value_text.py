@@ -50,7 +50,7 @@ def cpus(ids: CpuSet) -> str:
     return phrases.cpus(ids) if ids else "no CPU"
 
 
-def size(number: int) -> str:
+def bytes_text(number: int) -> str:
     """Name bytes, exactly: in the largest unit of which they are a whole number."""
     unit = 0
     while number and number % 1024 == 0 and unit + 1 < len(_UNITS):
@@ -58,13 +58,13 @@ def size(number: int) -> str:
     return f"{number} {_UNITS[unit]}"
 
 
-def few(items: Sequence[str], most: int = 10, gap: str = ", ") -> str:
+def join_first(items: Sequence[str], most: int = 10, gap: str = ", ") -> str:
     """Join the first ``most`` texts, and give only the number of the others."""
     shown = list(items[:most])
     return gap.join([*shown, f"and {len(items) - most} more"] if len(items) > most else shown)
 
 
-def both(items: Sequence[str]) -> str:
+def join_with_and(items: Sequence[str]) -> str:
     """Join texts with commas and ``and``."""
     return f"{', '.join(items[:-1])} and {items[-1]}" if len(items) > 1 else "".join(items)
 
@@ -74,7 +74,7 @@ def sentences(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(complete for text in texts if (complete := sentence(text)))
 
 
-def length(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Write a duration: ``1d 2h``, ``5m 3s``."""
     minutes, remainder = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -87,7 +87,7 @@ class Reload:
 
     Attributes:
         config: The configuration in effect.
-        waiting: Keys whose new values wait for a restart.
+        waiting_for_restart: Keys whose new values wait for a restart.
         last: How the last reload ended; None before the first.
     """
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.admin.client import query_admin, unanswered
+from proxy.admin.client import query_admin, query_error
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.observe.json_access import as_list, as_map, one_line
 from proxy.succession.messages import FAILED
@@ -131,5 +131,5 @@ def _owner(path: Path) -> int:
         try:
             client.connect(str(path))
         except OSError as error:
-            raise unanswered(path, error) from error
+            raise query_error(path, error) from error
         return int(struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.admin.status_tables import HEAD, memory_rows, verdict
+from proxy.admin.status_tables import MEMORY_HEADER, memory_remark, memory_rows
 
 MIB = 1 << 20
 
@@ -13,7 +13,7 @@ def test_a_row_for_each_node() -> None:
     entry = {"ref": "ns/db/c", "decided": "0", "nodes": "0", "outside": 2 * MIB, "outsideFile": 9}
     entry |= {"anon": {"0": 3 * MIB, "1": 2 * MIB}, "file": {"10": 9}, "huge": {}, "migrates": False}
     assert memory_rows({"containers": [entry]}) == [
-        HEAD,
+        MEMORY_HEADER,
         (
             *("ns/db/c", "0", "0", "0", "3.0 MiB", "0", "0"),
             (
@@ -38,7 +38,7 @@ def test_a_row_for_each_node() -> None:
 def test_the_verdict_names_the_memory_that_is_elsewhere(
     firm: object, cache: int, moves: bool, message: str
 ) -> None:
-    assert verdict({"outside": firm, "outsideFile": cache, "migrates": moves}) == message
+    assert memory_remark({"outside": firm, "outsideFile": cache, "migrates": moves}) == message
 
 
 def test_values_that_cannot_be_determined() -> None:
@@ -47,4 +47,4 @@ def test_values_that_cannot_be_determined() -> None:
         ("a", "-", "", "-", "-", "-", "-", "cannot read it"),
         ("", "-", "", "-", "0", "0", "0", ""),
     ]
-    assert memory_rows([]) == memory_rows({"containers": 1}) == [HEAD]
+    assert memory_rows([]) == memory_rows({"containers": 1}) == [MEMORY_HEADER]

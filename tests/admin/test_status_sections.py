@@ -16,7 +16,7 @@ from proxy.admin.status_sections import (
     quotas,
     release,
     release_remaining,
-    short,
+    shortfalls,
     suppression,
 )
 from proxy.admin.status_text import render
@@ -270,7 +270,7 @@ NOT AS PROMISED (2)
 
 
 def test_containers_that_have_less() -> None:
-    assert "\n".join(short(SHORT)) + "\n" == SHORT_PART
+    assert "\n".join(shortfalls(SHORT)) + "\n" == SHORT_PART
     assert SHORT_PART in render({"shortfalls": SHORT})
     assert "PROMISED" not in render({"shortfalls": []})
 

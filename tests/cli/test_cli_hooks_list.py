@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.cli.hooks import file_commands
-from proxy.cli.hooks.list_command import span
+from proxy.cli.hooks.list_command import duration_or_dash
 from proxy.cli.main import run_command_line
 
 Run = Callable[..., tuple[int, str, str]]
@@ -254,7 +254,7 @@ def test_check_config_reports_settings_of_a_hook_that_is_not_enabled(tmp_path: P
 
 
 def test_durations_are_printed_with_their_unit() -> None:
-    reported = [span(s) for s in (None, "x", 0, 12, 0.25, 0.0000125, 1e-9)]
+    reported = [duration_or_dash(s) for s in (None, "x", 0, 12, 0.25, 0.0000125, 1e-9)]
     assert reported == ["-", "-", "-", "12 s", "250 ms", "12.5 us", "0 us"]
 
 

@@ -14,8 +14,8 @@ from proxy.observe.koordinator import (
     POD_ALLOCS,
     NodeFacts,
     node_resource_topology,
+    node_zones,
     topology_annotations,
-    zones,
 )
 from proxy.observe.koordinator_kubelet import Alloc, KubeletFacts, PodRow
 from proxy.pools.annotations import ResourceStatus
@@ -132,7 +132,7 @@ def test_the_object_has_policies_labels_owner_and_zones() -> None:
     assert isinstance(metadata, dict)
     assert metadata["labels"] == {"app.kubernetes.io/managed-by": "Koordinator", NUMA_RESERVATION: "true"}
     assert metadata["name"] == metadata["ownerReferences"][0]["name"] == "node-a"
-    assert [zone.allocatable["cpu"] for zone in zones(MACHINE, facts)] == [3500, 3500]
+    assert [zone.allocatable["cpu"] for zone in node_zones(MACHINE, facts)] == [3500, 3500]
     plain = changed_copy(facts, uid="", labels={})
     assert "ownerReferences" not in str(node_resource_topology(MACHINE, plain))
-    assert [zone.allocatable["cpu"] for zone in zones(MACHINE, plain)] == [4000, 4000]
+    assert [zone.allocatable["cpu"] for zone in node_zones(MACHINE, plain)] == [4000, 4000]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from proxy.config import Config
 
 
-def in_json(data: Any) -> str:
+def json_text(data: Any) -> str:
     """Write data as JSON that every output can take: invalid text (lone surrogates) is escaped."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
     try:
@@ -75,7 +75,7 @@ def list_hooks(
     entries = [as_map(entry) for entry in as_list(answer.get("hooks"))]
     entries += _not_enabled(entries) if everything else []
     if as_json:
-        click.echo(in_json({"schema": schema_ids.HOOKS_LIST, "daemon": True, **answer, "hooks": entries}))
+        click.echo(json_text({"schema": schema_ids.HOOKS_LIST, "daemon": True, **answer, "hooks": entries}))
         return
     if note := one_line(answer.get("note")):
         click.echo(f"note: {note}", err=True)
@@ -185,15 +185,15 @@ def _row(entry: Mapping[str, object], *, wide: bool) -> list[str]:
         one_line(entry.get("name")) or "?",
         one_line(entry.get("state")) or "?",
         one_line(entry.get("policy")) or "-",
-        span(timeout),
+        duration_or_dash(timeout),
         one_line(entry.get("calls")) or "-",
         str(failed) if "calls" in entry else "-",
     ]
-    cells += [span(entry.get("p50_s")), span(entry.get("max_s"))] if wide else []
+    cells += [duration_or_dash(entry.get("p50_s")), duration_or_dash(entry.get("max_s"))] if wide else []
     return [*cells, shown or "-"]
 
 
-def span(seconds: Any) -> str:
+def duration_or_dash(seconds: Any) -> str:
     """Format a time; ``-`` for none."""
     if not isinstance(seconds, int | float) or not seconds:
         return "-"
@@ -223,7 +223,7 @@ def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_jso
     config = read_config(file, {}).hooks
     pages = [check_file_in_child(path, config, trusted=not untrusted) for path in files]
     if as_json:
-        click.echo(in_json({"schema": schema_ids.HOOKS_VALIDATE, "files": pages}))
+        click.echo(json_text({"schema": schema_ids.HOOKS_VALIDATE, "files": pages}))
     else:
         for page in pages:
             click.echo("\n".join(_checked_lines(page)))
@@ -244,7 +244,7 @@ def _checked_lines(page: dict[str, Any]) -> Iterator[str]:
     yield from textwrap.wrap(
         ", ".join(page["points"]), 100, initial_indent="  handles   ", subsequent_indent=" " * 12
     )
-    yield f"  timeout   {span(page['timeout'])}"
+    yield f"  timeout   {duration_or_dash(page['timeout'])}"
     yield f"  policy    {page['policy']}"
     for at, key in enumerate(page["settings"]):
         title = "settings" if not at else ""

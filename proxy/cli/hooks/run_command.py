@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.hooks.list_command import in_json
+from proxy.cli.hooks.list_command import json_text
 from proxy.cli.settings import PATH, config_option, read_config
 from proxy.model.errors import UsageError
 
@@ -71,7 +71,7 @@ def run(
     from proxy.hooks.loader.printing import printing_to_stderr
 
     if print_example is not None:
-        click.echo(in_json(example(print_example)))
+        click.echo(json_text(example(print_example)))
         return
     if not files:
         raise UsageError("cannot run hooks: name a file (NN-name.py)")
@@ -80,7 +80,7 @@ def run(
         hooks = load_hooks(files, pairs, config)
         done = asyncio.run(dry_run(hooks, events_for(event_files, examples, hooks)))
     if as_json:
-        click.echo(in_json(run_data(done)))
+        click.echo(json_text(run_data(done)))
     else:
         click.echo("\n".join(run_lines(done)))
     if done.failed:
