@@ -34,7 +34,7 @@ def interface(config: Config) -> dict[str, object]:
         "ledger": {"writes": FORMAT, "reads": [FORMAT]},
         "hooks": list(SUPPORTED),
         "answers": sorted(value for name, value in vars(schema_ids).items() if name.isupper()),
-        "metrics": sorted(name for metric in metrics.ALL for name in metric_names(metric)),
+        "metrics": sorted(name for metric in metrics.DAEMON_METRICS for name in metric_names(metric)),
     }
 
 

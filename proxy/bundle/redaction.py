@@ -111,7 +111,7 @@ def identifiers() -> frozenset[str]:
     found: set[str] = set()
     for file in (ROOT / "schemas").rglob("*.json"):
         found.update(_properties(json.loads(file.read_text(encoding="utf-8"))))
-    for name, _ in chain.from_iterable(map(names, metrics.ALL)):
+    for name, _ in chain.from_iterable(map(names, metrics.DAEMON_METRICS)):
         found.update(f"{name}{ending}" for ending in _ENDINGS)
     return frozenset(found)
 

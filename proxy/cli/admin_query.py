@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RUNS = "systemctl status topoproxy shows whether it runs"
+STATUS_HINT = "systemctl status topoproxy shows whether it runs"
 
 
 def query_options(timeout: float = 5.0) -> Callable[[F], F]:
@@ -91,7 +91,7 @@ def query_daemon(
     params: Mapping[str, str] | None = None,
     *,
     act: bool = False,
-    hint: str = f"{RUNS}, --admin names another socket",
+    hint: str = f"{STATUS_HINT}, --admin names another socket",
 ) -> object:
     """Query the daemon; see ``proxy.admin.client.query_admin``.
 

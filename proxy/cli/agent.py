@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.settings import PATH, config_option, not_in_packages, read_config
+from proxy.cli.settings import PATH, config_option, missing_library_error, read_config
 
 
 @click.command()
@@ -39,7 +39,7 @@ def agent(file: Path | None, admin: str | None, node: str | None, kubeconfig: Pa
     try:
         from proxy.agent.process import run
     except ImportError as error:
-        raise not_in_packages("the agent", error) from error
+        raise missing_library_error("the agent", error) from error
 
     options = {"cluster.node": ("--node", node), "cluster.kubeconfig": ("--kubeconfig", kubeconfig)}
     overrides = {key: (option, str(value)) for key, (option, value) in options.items() if value is not None}

@@ -51,8 +51,13 @@ def check_config(file: Path | None, defaults: bool, schema: bool, **options: str
     # The daemon runs as root and must be able to trust the file. Another user checks a copy of it.
     config = read_config(file, options, trusted=os.geteuid() == 0)
     config = _startable(config)
-    remarks = [f"from {config.source}", *_machine(config), _runtime(config), *_files(file, config)]
-    remarks += _hooks(config)
+    remarks = [
+        f"from {config.source}",
+        *_machine_remarks(config),
+        _runtime_remark(config),
+        *_file_remarks(file, config),
+    ]
+    remarks += _hook_remarks(config)
     lines = [line for remark in remarks for line in remark.splitlines()]
     click.echo("".join(f"# {line}\n" for line in lines), nl=False)
     click.echo(as_yaml(config, comments=False), nl=False)
@@ -71,7 +76,7 @@ def _startable(config: Config) -> Config:
         return config
 
 
-def _machine(config: Config) -> Iterator[str]:
+def _machine_remarks(config: Config) -> Iterator[str]:
     from proxy.config import check_against
     from proxy.config.checks import partly_reserved_cores
     from proxy.executor.rules_from_config import node_rules
@@ -98,7 +103,7 @@ def _machine(config: Config) -> Iterator[str]:
         yield f"note: {reason}"
 
 
-def _runtime(config: Config) -> str:
+def _runtime_remark(config: Config) -> str:
     try:
         status = config.runtime.stat()
     except OSError as error:
@@ -106,7 +111,7 @@ def _runtime(config: Config) -> str:
     return "" if stat.S_ISSOCK(status.st_mode) else f"note: {config.runtime} is not a socket"
 
 
-def _files(file: Path | None, config: Config) -> Iterator[str]:
+def _file_remarks(file: Path | None, config: Config) -> Iterator[str]:
     """Report files that are open to other users, and settings that can have no effect."""
     from proxy.config.checks import ineffective
     from proxy.config.files import exposed_files
@@ -120,7 +125,7 @@ def _files(file: Path | None, config: Config) -> Iterator[str]:
     )
 
 
-def _hooks(config: Config) -> Iterator[str]:
+def _hook_remarks(config: Config) -> Iterator[str]:
     """List the hook files, and their problems that can be found without running them."""
     from proxy.cli.hooks.file_commands import shipped
     from proxy.config.nested_values import suggestion

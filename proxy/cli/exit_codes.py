@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ALL = ("all",)
-_ASKING = (
+_QUERY_COMMANDS = (
     "status",
     "report",
     "observe report",
@@ -21,12 +21,12 @@ _ASKING = (
     "enforce pause",
     "enforce resume",
 )
-_ATTACHING = ("attach", "detach")
-_WRITING = ("hooks new", "hooks enable", "hooks disable")
-_CONFIGURED = (
+_ATTACH_COMMANDS = ("attach", "detach")
+_HOOK_FILE_COMMANDS = ("hooks new", "hooks enable", "hooks disable")
+_CONFIGURATION_COMMANDS = (
     "serve",
-    *_ASKING,
-    *_ATTACHING,
+    *_QUERY_COMMANDS,
+    *_ATTACH_COMMANDS,
     *(f"hooks {name}" for name in ("list", "validate", "new", "run", "enable", "disable", "registration")),
     "devices",
     "simulate",
@@ -62,8 +62,8 @@ EXIT_CODES = (
         "Invalid input: a machine (a description or a sysfs tree), a manifest, a hook, an event, a"
         " certificate; or the daemon rejects the request (EX_DATAERR)",
         (
-            *_ASKING,
-            *_ATTACHING,
+            *_QUERY_COMMANDS,
+            *_ATTACH_COMMANDS,
             "hooks run",
             "hooks validate",
             "topology",
@@ -77,12 +77,20 @@ EXIT_CODES = (
     ExitCode(
         69,
         "The daemon does not answer; demo: the container runtime (EX_UNAVAILABLE)",
-        (*_ASKING, "upgrade", "demo"),
+        (*_QUERY_COMMANDS, "upgrade", "demo"),
     ),
     ExitCode(
         73,
         "A socket, the state or a file cannot be created (EX_CANTCREAT)",
-        ("serve", "release", *_ATTACHING, *_WRITING, "bundle", "simulate", "scheduler-extender"),
+        (
+            "serve",
+            "release",
+            *_ATTACH_COMMANDS,
+            *_HOOK_FILE_COMMANDS,
+            "bundle",
+            "simulate",
+            "scheduler-extender",
+        ),
     ),
     ExitCode(74, "The output cannot be written: it is closed, or the disk is full (EX_IOERR)"),
     ExitCode(
@@ -91,20 +99,22 @@ EXIT_CODES = (
         " process must be started again (EX_TEMPFAIL)",
         ("serve", "release", "scheduler-extender"),
     ),
-    ExitCode(77, "No permission (EX_NOPERM)", (*_CONFIGURED, "topology", "upgrade", "demo")),
+    ExitCode(77, "No permission (EX_NOPERM)", (*_CONFIGURATION_COMMANDS, "topology", "upgrade", "demo")),
     ExitCode(
         78,
         "The configuration is invalid: the message names file and key, and the line where one value is wrong"
         " (EX_CONFIG)",
-        (*_CONFIGURED, "upgrade"),
+        (*_CONFIGURATION_COMMANDS, "upgrade"),
     ),
-    ExitCode(129, "It was ended by a closed terminal (SIGHUP), and reported how far it was", _ATTACHING),
+    ExitCode(
+        129, "It was ended by a closed terminal (SIGHUP), and reported how far it was", _ATTACH_COMMANDS
+    ),
     ExitCode(130, "It was interrupted (SIGINT)"),
     ExitCode(141, "The reader of the output closed the pipe (SIGPIPE)"),
-    ExitCode(143, "It was ended (SIGTERM), and reported how far it was", _ATTACHING),
+    ExitCode(143, "It was ended (SIGTERM), and reported how far it was", _ATTACH_COMMANDS),
 )
-PAGE = "docs/exit-codes.md"
-EPILOG = f"Exit codes of all commands: {PAGE}"
+DOC_PAGE = "docs/exit-codes.md"
+EPILOG = f"Exit codes of all commands: {DOC_PAGE}"
 
 
 def codes_of(command: str) -> list[int]:
@@ -114,7 +124,7 @@ def codes_of(command: str) -> list[int]:
 
 def epilog(command: str) -> str:
     """Return the last line of a command's help."""
-    return f"\b\nExit codes ({PAGE}): {', '.join(map(str, codes_of(command)))}"
+    return f"\b\nExit codes ({DOC_PAGE}): {', '.join(map(str, codes_of(command)))}"
 
 
 def table() -> str:

@@ -18,9 +18,9 @@ from proxy.observe.value_text import clean
 if TYPE_CHECKING:
     from proxy.observe.explain_text import ExplainedDecision
 
-MOST = "999999"
+MOST_RECORDS = "999999"
 """The number of records or pods to request: the most that a query permits, because explain shows all."""
-_NEAR = 3
+_SUGGESTIONS = 3
 
 
 @click.command()
@@ -54,7 +54,7 @@ def explain(
     """  # noqa: D301 - click wants the real backspace
     from proxy.observe.explain_text import newest, read_records, render, render_pods
 
-    requested = {"query": query.strip(), "limit": MOST}
+    requested = {"query": query.strip(), "limit": MOST_RECORDS}
     answer = query_daemon(config_for(file, admin), "/explain", timeout, requested)
     records = read_records(answer)
     if query.strip() and not records:
@@ -77,7 +77,7 @@ def _unknown(query: str, answer: object) -> str:
 
     query = clean(query)
     alike = [name for name in known_names(answer) if name.count("/") == query.count("/")]
-    near = difflib.get_close_matches(query, alike, n=_NEAR)
+    near = difflib.get_close_matches(query, alike, n=_SUGGESTIONS)
     total = answer.get("remembered") if isinstance(answer, dict) else None
     known = f"; {total} {'decision is' if total == 1 else 'decisions are'} remembered" if total else ""
     meant = f" (did you mean {' or '.join(near)}?)" if near else ""

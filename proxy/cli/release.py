@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from proxy.cli.admin_query import RUNS, config_for, query_daemon
+from proxy.cli.admin_query import STATUS_HINT, config_for, query_daemon
 from proxy.cli.settings import FiniteRange, read_config, setting_options
 from proxy.model import schema_ids
 from proxy.model.errors import TopoproxyError
@@ -117,7 +117,7 @@ def _act(config: Config, step: str, timeout: float) -> Mapping[str, object]:
 
 
 def _query(config: Config, route: str, timeout: float, *, act: bool = False) -> Mapping[str, object]:
-    hint = f"{RUNS}; without it: topoproxy release --offline"
+    hint = f"{STATUS_HINT}; without it: topoproxy release --offline"
     answer = query_daemon(config, route, min(TIMEOUT_S, timeout), act=act, hint=hint)
     return answer if isinstance(answer, dict) else {}
 

@@ -33,7 +33,7 @@ def reload(file: Path | None, admin: str | None, as_json: bool, timeout: float) 
     daemon still finishes a reload that it has begun; a daemon that does not run reads the files when it
     starts.
     """
-    page = as_map(query_daemon(_where(file, admin), "/reload", timeout, act=True))
+    page = as_map(query_daemon(_config_with_socket(file, admin), "/reload", timeout, act=True))
     done = as_map(page.get("reload"))
     if as_json:
         click.echo(json.dumps(page, indent=1, ensure_ascii=False))
@@ -43,7 +43,7 @@ def reload(file: Path | None, admin: str | None, as_json: bool, timeout: float) 
         click.echo("\n".join(_lines(page, done)))
 
 
-def _where(file: Path | None, admin: str | None) -> Config:
+def _config_with_socket(file: Path | None, admin: str | None) -> Config:
     """Find the admin socket; the default one if the configuration is invalid, as the daemon will report."""
     from proxy.config import DEFAULT_FILE, Config, load, override
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.settings import PATH, not_in_packages
+from proxy.cli.settings import PATH, missing_library_error
 from proxy.model.errors import UsageError
 
 STRATEGIES = (
@@ -107,7 +107,7 @@ def scheduler_extender(
     try:
         from proxy.extender.process import ExtenderOptions, run
     except ImportError as error:
-        raise not_in_packages("the extender", error) from error
+        raise missing_library_error("the extender", error) from error
     from proxy.extender.tls_files import TlsFiles
     from proxy.scheduler.scores import Strategy
 

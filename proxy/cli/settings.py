@@ -103,7 +103,7 @@ def setting_options(command: F) -> F:
     return config_option(command)
 
 
-def not_in_packages(program: str, error: ImportError) -> TopoproxyError:
+def missing_library_error(program: str, error: ImportError) -> TopoproxyError:
     """Return the error that a library of requirements-cluster.lock is missing.
 
     Args:

@@ -140,7 +140,7 @@ class ChangeFeed(Observer):
                     self._note, message, {key: str(value) for key, value in keys.items()}
                 )
 
-        self._telemetry.listen(listen)
+        self._telemetry.set_listener(listen)
         self._store.subscribe(self)
 
     def _note(self, message: str, keys: dict[str, str]) -> None:

@@ -317,21 +317,23 @@ CONFIG_RESTART_KEYS = Gauge(
 
 # -- durations --------------------------------------------------------------------------------------------
 
-_FAST = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
-_SLOW = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_FAST_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
+_SLOW_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 CREATE_DECISION_SECONDS = Histogram(
-    "create_decision_seconds", "Seconds that the decision about one CreateContainer took.", buckets=_FAST
+    "create_decision_seconds",
+    "Seconds that the decision about one CreateContainer took.",
+    buckets=_FAST_BUCKETS_S,
 )
 BARRIER_WAIT_SECONDS = Histogram(
     "barrier_wait_seconds",
     "Seconds that a create with exclusive CPUs waited until the ledger was written and the CPUs were free.",
-    buckets=_SLOW,
+    buckets=_SLOW_BUCKETS_S,
 )
 KERNEL_WRITE_SECONDS = Histogram(
     "kernel_write_seconds",
     "Seconds that writing the cpusets of one change to the kernel took.",
-    buckets=_SLOW,
+    buckets=_SLOW_BUCKETS_S,
 )
 
 # -- the daemon -------------------------------------------------------------------------------------------
@@ -464,9 +466,11 @@ HOOK_CALL_SECONDS = Gauge(
     ("hook", "of"),
 )
 
-ALL: tuple[Metric, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Metric))
+DAEMON_METRICS: tuple[Metric, ...] = tuple(
+    each for each in list(globals().values()) if isinstance(each, Metric)
+)
 """All metrics of the daemon, in the order of their declarations."""
-OF_HOOKS = frozenset(each for each in ALL if "hook" in each.labels)
+HOOK_METRICS = frozenset(each for each in DAEMON_METRICS if "hook" in each.labels)
 """Metrics of each hook, whose values the hook engine has."""
 
 # -- the scheduler extender, which serves its metrics at its own address -------------------------------------
@@ -490,7 +494,7 @@ EXTENDER_PENDING_PODS = Gauge(
 )
 EXTENDER_EVALUATIONS = Counter("extender_evaluations", "Decisions that the engine has made.")
 
-OF_EXTENDER: tuple[Metric, ...] = tuple(
-    each for each in list(globals().values()) if isinstance(each, Metric) and each not in ALL
+EXTENDER_METRICS: tuple[Metric, ...] = tuple(
+    each for each in list(globals().values()) if isinstance(each, Metric) and each not in DAEMON_METRICS
 )
 """All metrics of the scheduler extender; the daemon exports none of them."""

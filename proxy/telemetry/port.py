@@ -38,19 +38,19 @@ from proxy.telemetry.text import CAUSE, Keys, identity, plain, rendered
 Listener = Callable[[str, Mapping[str, object]], None]
 """A function that is called with a message and its keys."""
 
-LIMIT = 100
+PROBLEM_LIMIT = 100
 POD = "pod"
 """The key of problems that belong to a pod."""
 HOOK = "hook"
 """The key of problems that a hook has caused."""
 HOOK_FAILED = "a hook failed"
 
-PERIOD_S = 60.0
-BURST = 5
+THROTTLE_PERIOD_S = 60.0
+LINES_PER_KEY = 5
 """The most lines of one key that are written within a period after a quiet one."""
-TOTAL = 200
+LINES_PER_PERIOD = 200
 """The most lines of all keys that are written within a period."""
-KEYS = 512
+THROTTLE_KEYS = 512
 """The most keys that are remembered; the least recently used one is forgotten first."""
 
 
@@ -92,7 +92,7 @@ class Problems:
             known.keys = keys
             return new
         self._known[what] = Problem(message, keys, now, now)
-        if len(self._known) > LIMIT:
+        if len(self._known) > PROBLEM_LIMIT:
             # Authors of pods and hooks can cause problems at will, so theirs are forgotten before others.
             oldest = next(iter(self._known))
             at_will = (what for what, each in self._known.items() if POD in each.keys or HOOK in each.keys)
@@ -110,7 +110,7 @@ class Problems:
             del self._known[what]
         return list(over.values())
 
-    def keep(self, is_current: Callable[[Problem], bool]) -> None:
+    def remove_unless(self, is_current: Callable[[Problem], bool]) -> None:
         """Remove the problems for which the function returns False."""
         for what in [what for what, problem in self._known.items() if not is_current(problem)]:
             del self._known[what]
@@ -145,7 +145,7 @@ class _Window:
 
     def admits(self, now: float, burst: int, after_a_flood: int) -> bool:
         """Count a line, and return whether it may be written; a clock that jumps begins a new period."""
-        if not 0 <= now - self.since < PERIOD_S:
+        if not 0 <= now - self.since < THROTTLE_PERIOD_S:
             self.allowed = after_a_flood if self.count > self.allowed else burst
             self.since, self.count = now, 0
         self.count += 1
@@ -163,7 +163,9 @@ class _Window:
 class Throttle:
     """Decides which lines are written. For one thread at a time."""
 
-    def __init__(self, clock: Callable[[], float], *, burst: int = BURST, total: int = TOTAL) -> None:
+    def __init__(
+        self, clock: Callable[[], float], *, burst: int = LINES_PER_KEY, total: int = LINES_PER_PERIOD
+    ) -> None:
         """Begin with no line written.
 
         Args:
@@ -189,7 +191,7 @@ class Throttle:
         window = self._windows.get(key)
         if window is None:
             window = self._windows[key] = _Window(now, self._burst)
-            if len(self._windows) > KEYS:
+            if len(self._windows) > THROTTLE_KEYS:
                 self._windows.popitem(last=False)
         else:
             self._windows.move_to_end(key)
@@ -292,7 +294,7 @@ class Telemetry:
         """Log an event."""
         self._sink.write("info", message, plain(keys), 1)
 
-    def listen(self, listener: Listener) -> None:
+    def set_listener(self, listener: Listener) -> None:
         """Register a listener for each warning and each problem, including those that are not logged.
 
         Args:
@@ -348,7 +350,7 @@ class Telemetry:
     def forget_unless(self, is_current: Callable[[Problem], bool]) -> None:
         """Remove the problems for which the function returns False, without a log record."""
         with self._lock:
-            self._problems.keep(is_current)
+            self._problems.remove_unless(is_current)
 
     def fault(self, error: BaseException) -> None:
         """Count and report a fault of topoproxy itself."""
@@ -365,7 +367,7 @@ class Telemetry:
     ) -> None:
         missed, others = left_out
         if others:
-            limit = {"count": others, "limit": TOTAL, "seconds": PERIOD_S}
+            limit = {"count": others, "limit": LINES_PER_PERIOD, "seconds": THROTTLE_PERIOD_S}
             self._sink.write(level, "log lines were left out", limit, above)
         repeated = {"repeated": missed} if missed else {}
         self._sink.write(level, message, {**keys, **repeated}, above)

@@ -39,12 +39,12 @@ exported for one release.
 
 def reference() -> str:
     """Return the page."""
-    of_hooks = metrics.OF_HOOKS | {metrics.HOOKS}
-    plain = [metric for metric in metrics.ALL if metric not in of_hooks]
+    of_hooks = metrics.HOOK_METRICS | {metrics.HOOKS}
+    plain = [metric for metric in metrics.DAEMON_METRICS if metric not in of_hooks]
     counters = [metric for metric in plain if isinstance(metric, Counter)]
     histograms = [metric for metric in plain if isinstance(metric, Histogram)]
     gauges = [metric for metric in plain if not isinstance(metric, Counter | Histogram)]
-    hooks = [metric for metric in metrics.ALL if metric in of_hooks]
+    hooks = [metric for metric in metrics.DAEMON_METRICS if metric in of_hooks]
     parts = (
         HEAD,
         *_table(("counter", "key", "what it counts"), (_counter(metric) for metric in counters)),
@@ -57,7 +57,7 @@ def reference() -> str:
         EXTENDER,
         *_table(
             ("metric", "type", "what it measures"),
-            ((_name(m), _type(m), m.help) for m in metrics.OF_EXTENDER),
+            ((_name(m), _type(m), m.help) for m in metrics.EXTENDER_METRICS),
         ),
         FORMER,
         *_table(("former name", "name"), _former()),
@@ -88,7 +88,7 @@ def _histogram(metric: Histogram) -> tuple[str, ...]:
 
 
 def _former() -> Iterator[tuple[str, ...]]:
-    for metric in metrics.ALL:
+    for metric in metrics.DAEMON_METRICS:
         if metric.former:
             yield f"`{metric.full_name(metric.former)}`", f"`{metric.full_name()}`"
 

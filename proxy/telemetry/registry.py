@@ -87,7 +87,7 @@ class Registry:
         Args:
             declared: The counters and histograms to write; those of the daemon if None.
         """
-        self._declared = metrics.ALL if declared is None else tuple(declared)
+        self._declared = metrics.DAEMON_METRICS if declared is None else tuple(declared)
         self._lock = threading.Lock()
         self._counts: dict[Counter, dict[_Key, int]] = {}
         self._observed: dict[Histogram, dict[_Key, list[float]]] = {}
@@ -155,7 +155,7 @@ class Registry:
         from proxy.telemetry.exposition import family, histogram  # only for a scrape
 
         for metric in self._declared:
-            if metric in metrics.OF_HOOKS:
+            if metric in metrics.HOOK_METRICS:
                 continue
             if isinstance(metric, Counter):
                 values = self.values(metric) or ({} if metric.labels else {_NONE: 0})

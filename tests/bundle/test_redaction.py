@@ -161,7 +161,7 @@ def test_all_keys_of_the_log_and_labels_of_metrics_are_known_or_of_users() -> No
     keys = keys_of_log_calls()
     assert keys >= FROM_USERS
     assert keys - LOG_KEYS == FROM_USERS
-    assert {label for metric in metrics.ALL for label in metric.labels} <= LOG_KEYS
+    assert {label for metric in metrics.DAEMON_METRICS for label in metric.labels} <= LOG_KEYS
     assert not LOG_KEYS & SECTIONS
 
 
@@ -169,7 +169,7 @@ def test_keys_of_the_schemas_and_names_of_metrics_are_kept_with_their_values() -
     """Some have words of two letters, or words that only the schema has."""
     document = {"uptime_s": 3, "last_error_at": "2026-11-23T10:11:12Z", "also_used_by": ["shop/web-0"]}
     assert redactor().value(document) == document
-    names = {name for metric in metrics.ALL for name, _ in exposition.names(metric)}
+    names = {name for metric in metrics.DAEMON_METRICS for name, _ in exposition.names(metric)}
     assert [name for name in sorted(names) if redactor().text(f"{name} 1") != f"{name} 1"] == []
     assert "topoproxy_create_decision_seconds_bucket" in identifiers()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from proxy.cli.exit_codes import ALL, EXIT_CODES, PAGE, codes_of, table
+from proxy.cli.exit_codes import ALL, DOC_PAGE, EXIT_CODES, codes_of, table
 from proxy.cli.main import EX_IOERR, cli, run_command_line
 from proxy.model import errors
 from proxy.model.errors import TopoproxyError
@@ -43,7 +43,7 @@ def end(command: str, *args: str) -> int:
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
-    assert table() in (ROOT / PAGE).read_text()
+    assert table() in (ROOT / DOC_PAGE).read_text()
 
 
 def test_the_table_names_existing_commands_and_errors() -> None:
@@ -60,7 +60,7 @@ def test_the_table_names_existing_commands_and_errors() -> None:
 def test_each_help_names_its_codes_and_the_page(name: str) -> None:
     command = EACH[name]
     text = command.get_help(click.Context(command, info_name=name))
-    assert text.endswith(f"Exit codes ({PAGE}): {', '.join(map(str, codes_of(name)))}")
+    assert text.endswith(f"Exit codes ({DOC_PAGE}): {', '.join(map(str, codes_of(name)))}")
     prose = " ".join((command.help or "").split())
     for sentence in re.findall(r"(?:[Ee]nds? with|Exit codes) .*", prose):
         for code in re.findall(r"\b(?:[012]|6[4-9]|7[0-9])\b(?! (?:s|CPUs)\b)", sentence):
@@ -79,8 +79,8 @@ def test_the_help_of_the_groups_leads_to_the_page() -> None:
     for name in ("hooks", "takeover"):
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
-        assert PAGE in command.get_help(click.Context(command, info_name=name))
-    assert PAGE in cli.get_help(click.Context(cli, info_name="topoproxy"))
+        assert DOC_PAGE in command.get_help(click.Context(command, info_name=name))
+    assert DOC_PAGE in cli.get_help(click.Context(cli, info_name="topoproxy"))
 
 
 @pytest.mark.parametrize("name", EACH)

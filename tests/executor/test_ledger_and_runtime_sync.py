@@ -16,7 +16,7 @@ from proxy.model.errors import CannotCreateError, RuntimeCallError, UnavailableE
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.telemetry import metrics
-from proxy.telemetry.port import LIMIT
+from proxy.telemetry.port import PROBLEM_LIMIT
 from tests.testkit.captured_log import telemetry
 from tests.testkit.changed_copy import changed_copy
 
@@ -68,9 +68,9 @@ def test_problems_are_reported_once_and_bounded() -> None:
     assert port.problems() == [
         {"what": "a pod=ns/p", "message": "a", "keys": {"pod": "ns/p"}, "count": 2, "first": 5.0, "last": 6.0}
     ]
-    for number in range(LIMIT):
+    for number in range(PROBLEM_LIMIT):
         port.problem("b", number=number)
-    assert [p["what"] for p in port.problems()] == [f"b number={n}" for n in range(LIMIT)]
+    assert [p["what"] for p in port.problems()] == [f"b number={n}" for n in range(PROBLEM_LIMIT)]
 
 
 class Broken:

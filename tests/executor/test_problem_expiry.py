@@ -11,7 +11,7 @@ from proxy.executor.drift.reporting import WRITE_CONFLICT
 from proxy.executor.reconciler import NOT_RECONCILED
 from proxy.executor.rejections import FORGET_S
 from proxy.model.errors import CgroupError, RuntimeCallError
-from proxy.telemetry.port import HOOK_FAILED, LIMIT, Problem, Problems
+from proxy.telemetry.port import HOOK_FAILED, PROBLEM_LIMIT, Problem, Problems
 
 
 def messages(world: Any) -> list[str]:
@@ -78,30 +78,34 @@ def test_problems_of_pods_do_not_displace_others() -> None:
     """Authors of pods can cause as many as they like."""
     problems = Problems(lambda: 0.0)
     problems.note("of the node", {})
-    for number in range(2 * LIMIT):
+    for number in range(2 * PROBLEM_LIMIT):
         problems.note("cannot follow what a pod requests", {"pod": f"ns/job{number}"})
     page = problems.page()
-    assert (len(page), page[0]["message"], page[1]["keys"]) == (LIMIT, "of the node", {"pod": "ns/job101"})
+    assert (len(page), page[0]["message"], page[1]["keys"]) == (
+        PROBLEM_LIMIT,
+        "of the node",
+        {"pod": "ns/job101"},
+    )
     kept: list[Problem] = []
     problems.keep(lambda problem: kept.append(problem) is not None)
-    assert (len(kept), problems.page()) == (LIMIT, [])
+    assert (len(kept), problems.page()) == (PROBLEM_LIMIT, [])
 
 
 def test_failures_of_a_hook_do_not_displace_others() -> None:
     """The reasons of failures quote pods, whose authors can cause any number of them."""
     problems = Problems(lambda: 0.0)
     problems.note("of the node", {})
-    for number in range(2 * LIMIT):
+    for number in range(2 * PROBLEM_LIMIT):
         problems.note(HOOK_FAILED, {"hook": "10-bad", "reason": f"cannot set envs[A] of ns/job{number}/main"})
     assert problems.note("cannot reach the runtime", {})
     found = [problem["message"] for problem in problems.page()]
-    assert (len(found), found[0], found[-1]) == (LIMIT, "of the node", "cannot reach the runtime")
+    assert (len(found), found[0], found[-1]) == (PROBLEM_LIMIT, "of the node", "cannot reach the runtime")
 
 
 def test_the_oldest_of_equal_problems_is_forgotten() -> None:
     problems = Problems(lambda: 0.0)
-    for number in range(LIMIT + 1):
+    for number in range(PROBLEM_LIMIT + 1):
         problems.note("of the node", {"path": str(number)})
     assert [problem["keys"] for problem in problems.page()] == [
-        {"path": str(number)} for number in range(1, LIMIT + 1)
+        {"path": str(number)} for number in range(1, PROBLEM_LIMIT + 1)
     ]

@@ -16,7 +16,7 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.telemetry import metrics
-from proxy.telemetry.port import LIMIT, Telemetry, subject, subject_of
+from proxy.telemetry.port import PROBLEM_LIMIT, Telemetry, subject, subject_of
 from tests.testkit.captured_log import CapturedLog, telemetry
 
 
@@ -111,7 +111,7 @@ def test_a_problem_is_known_by_its_message_and_keys_and_not_by_its_cause() -> No
 def test_the_problem_that_has_not_occurred_for_longest_is_forgotten_first() -> None:
     port = telemetry()
     port.problem("often")
-    for number in range(LIMIT - 1):
+    for number in range(PROBLEM_LIMIT - 1):
         port.problem("once", pod=str(number))
     port.problem("often")
     port.problem("one more")

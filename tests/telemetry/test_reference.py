@@ -21,7 +21,7 @@ def test_the_page_is_generated_from_the_declarations() -> None:
 
 def test_every_metric_is_on_the_page_once_with_its_help() -> None:
     text = reference()
-    for metric in (*metrics.ALL, *metrics.OF_EXTENDER):
+    for metric in (*metrics.DAEMON_METRICS, *metrics.EXTENDER_METRICS):
         labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
         rows = [line for line in text.splitlines() if line.startswith(f"| `{metric.full_name()}{labels}` |")]
         assert len(rows) == 1, metric.name
@@ -30,7 +30,7 @@ def test_every_metric_is_on_the_page_once_with_its_help() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_names_no_metric_that_does_not_exist(page: Path) -> None:
-    known = {metric.full_name() for metric in (*metrics.ALL, *metrics.OF_EXTENDER)}
+    known = {metric.full_name() for metric in (*metrics.DAEMON_METRICS, *metrics.EXTENDER_METRICS)}
     assert set(re.findall(r"\btopoproxy_[a-z_]+", page.read_text())) <= known
 
 

@@ -33,21 +33,23 @@ def test_labels_are_those_of_the_declaration() -> None:
 
 
 def test_the_values_of_labels_can_be_encoded() -> None:
-    metric = next(each for each in metrics.ALL if isinstance(each, Gauge) and len(each.labels) == 1)
+    metric = next(
+        each for each in metrics.DAEMON_METRICS if isinstance(each, Gauge) and len(each.labels) == 1
+    )
     text = family(metric, [({metric.labels[0]: 'a"\\\n\udcff'}, 1)])
     assert r'="a\"\\\n\\udcff"} 1' in text
     text.encode()
 
 
 def test_names_are_unique_and_well_formed() -> None:
-    names = [m.full_name(n) for m in metrics.ALL for n in (m.name, m.former) if n]
+    names = [m.full_name(n) for m in metrics.DAEMON_METRICS for n in (m.name, m.former) if n]
     assert len(names) == len(set(names))
     assert not [n for n in names if not n.replace("_", "").isalnum() or n != n.lower()]
-    assert not [m.name for m in metrics.ALL if not m.help.endswith(".") or "\n" in m.help]
+    assert not [m.name for m in metrics.DAEMON_METRICS if not m.help.endswith(".") or "\n" in m.help]
     keys = [
         key
-        for m in metrics.ALL
-        if isinstance(m, Counter) and m not in metrics.OF_HOOKS
+        for m in metrics.DAEMON_METRICS
+        if isinstance(m, Counter) and m not in metrics.HOOK_METRICS
         for key in (m.status_key or m.name, m.former)
         if key
     ]
@@ -56,8 +58,8 @@ def test_names_are_unique_and_well_formed() -> None:
 
 def test_every_counter_is_exported_from_the_start_also_as_before() -> None:
     text = Registry().text()
-    for metric in metrics.ALL:
-        if isinstance(metric, Gauge) or metric in metrics.OF_HOOKS:
+    for metric in metrics.DAEMON_METRICS:
+        if isinstance(metric, Gauge) or metric in metrics.HOOK_METRICS:
             continue
         kind = "histogram" if isinstance(metric, Histogram) else "counter"
         for name in (metric.name, metric.former):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.telemetry.port import KEYS, Throttle
+from proxy.telemetry.port import THROTTLE_KEYS, Throttle
 
 
 class CapturedLog:
@@ -60,7 +60,7 @@ def test_the_number_of_remembered_keys_is_limited():
     log = CapturedLog(total=10)
     for key in range(20_000):
         log.write(key, "line")
-    assert len(log.throttle._windows) <= KEYS
+    assert len(log.throttle._windows) <= THROTTLE_KEYS
     assert len(log.lines) == 10
 
 

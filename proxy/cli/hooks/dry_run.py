@@ -66,14 +66,14 @@ def load_hooks(files: Sequence[Path], pairs: Sequence[str], config: HooksConfig)
     if pairs and len(files) > 1:
         raise UsageError("cannot use --set with several files: the setting is of one hook")
     if pairs:
-        config = _with(config, files[0].name.removesuffix(".py"), pairs)
+        config = _with_settings(config, files[0].name.removesuffix(".py"), pairs)
     try:
         return [load_file(path, config, trusted=False) for path in files]
     except HookError as error:
         raise InputError(str(error)) from error
 
 
-def _with(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
+def _with_settings(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
     """Set keys of one hook's settings, as if they were in the configuration.
 
     Raises:

@@ -105,10 +105,10 @@ def enable(name: str, file: Path | None) -> None:
     elif not masked and brought:
         click.echo(f"{name} is enabled already: {_shown(vendor)}")
     elif brought:
-        _change(own, None)
+        _set_link(own, None)
         click.echo(f"enabled {name}: {_shown(vendor)} is no longer masked\n{_next(hooks)}")
     elif name in shipped():
-        _change(own, shipped()[name])
+        _set_link(own, shipped()[name])
         click.echo(f"enabled {name}: {_shown(own)}\n{_next(hooks)}")
         _warn(own)
     elif _exists(own) and not _leads_nowhere(own):
@@ -147,7 +147,7 @@ def disable(name: str, file: Path | None) -> None:
     if own.exists() and not own.is_symlink():
         advice = f"rename it, for example to {own.name}.off"
         raise TopoproxyError(f"cannot disable {name}: {own} is a file of your own; {advice}")
-    _change(own, MASK if _exists(vendor) else None)
+    _set_link(own, MASK if _exists(vendor) else None)
     effect = f"{_shown(own)} masks {vendor}" if _exists(vendor) else f"the link {own} is removed"
     click.echo(f"disabled {name}: {effect}\n{_next(hooks)}")
 
@@ -209,7 +209,7 @@ def _shown(path: Path) -> str:
     return f"{path} -> {path.readlink()}" if path.is_symlink() else str(path)
 
 
-def _change(link: Path, target: Path | None) -> None:
+def _set_link(link: Path, target: Path | None) -> None:
     """Make or replace a link, or remove it, in one step.
 
     Raises:
