@@ -138,7 +138,7 @@ class SweepResult:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-def give_back(
+def widen_cpusets(
     cpuset_writer: CpusetWriter,
     state: NodeState,
     targets: Iterable[tuple[Container, ReleaseTarget]],
@@ -156,11 +156,11 @@ def give_back(
     """
     done, cgroups = SweepResult(), cpuset_writer.cgroups
     if state.facts.be_groups or state.node.be_cpuset is BeCpuset.ERASE:
-        _give_groups(cgroups, state, pods, done)
+        _widen_be_groups(cgroups, state, pods, done)
     if cgroups.version != 1:
         _lift_fences(cgroups, pods, planned, done)
     for idle in cpuset_writer.sandbox_cgroups.groups(state, pods):
-        _as_above(cgroups, idle, done)
+        _widen_to_parent(cgroups, idle, done)
     for container, target in targets:
         path = cpuset_writer.path_of(container) if container.phase in LIVE else None
         try:
@@ -185,7 +185,7 @@ def _widen(
     cgroups: Cgroups, machine: Machine, container_id: str, path: str, target: ReleaseTarget, done: SweepResult
 ) -> ReleasedCpuset:
     """Widen the group of a container to its target cpuset; returns the cpuset that the runtime must save."""
-    has, above = cgroups.read(path), _above(cgroups, path)
+    has, above = cgroups.read(path), _parent_cpuset(cgroups, path)
     cpus = above.effective_cpus if target.cpus is None else _online_part(cgroups, machine, target.cpus)
     mems = above.effective_mems if target.mems is None else target.mems
     more_cpus = has.cpus | cpus if has.cpus or target.cpus is not None else None
@@ -213,14 +213,14 @@ def _initial_cpuset(
     return ReleasedCpuset(cpus, target.mems or mems)
 
 
-def _above(cgroups: Cgroups, path: str) -> CpusetValue:
+def _parent_cpuset(cgroups: Cgroups, path: str) -> CpusetValue:
     return cgroups.read(path.rpartition("/")[0])
 
 
-def _as_above(cgroups: Cgroups, path: str, done: SweepResult) -> None:
+def _widen_to_parent(cgroups: Cgroups, path: str, done: SweepResult) -> None:
     """Set a group that is not a container's to the cpuset of its parent; on v2 it may have that already."""
     try:
-        want, has = _above(cgroups, path).effective_cpus, cgroups.read(path).cpus
+        want, has = _parent_cpuset(cgroups, path).effective_cpus, cgroups.read(path).cpus
         if has and not want <= has and cgroups.write(path, has | want, None, adjust_below=False):
             done.written.append(path)
     except CgroupError as error:
@@ -228,7 +228,7 @@ def _as_above(cgroups: Cgroups, path: str, done: SweepResult) -> None:
             done.errors[path] = str(error)
 
 
-def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done: SweepResult) -> None:
+def _widen_be_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done: SweepResult) -> None:
     """Set the groups above BE containers, and the groups in them, to the cpuset of the group above."""
     parents = {pod.cgroup_parent for pod in pods if pod.kube_qos is KubeQos.BEST_EFFORT}
     groups = {path for parent in parents if (path := cgroups.pod_group(parent))}
@@ -241,10 +241,10 @@ def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done
         todo = [(root, 0)]
         while todo:
             path, depth = todo.pop(0)
-            _as_above(cgroups, path, done)
+            _widen_to_parent(cgroups, path, done)
             below = cgroups.children(path) if depth < 2 else ()
             # Known containers are restored separately, by their requests.
-            groups_below = [f"{path}/{name}" for name in below if not _is_ours(name, ids)]
+            groups_below = [f"{path}/{name}" for name in below if not _is_known_container(name, ids)]
             todo += [
                 (group, depth + 1) for group in groups_below if depth or not is_partial or group in groups
             ]
@@ -260,13 +260,13 @@ def _lift_fences(
             continue
         try:
             if planned.get(parent, CpuSet()) <= cgroups.read(path).cpus:
-                _as_above(cgroups, path, done)
+                _widen_to_parent(cgroups, path, done)
         except CgroupError as error:
             if error.errno not in GONE:
                 done.errors[path] = str(error)
 
 
-def _own_groups(cgroups: Cgroups, pods: Iterable[Pod]) -> set[str]:
+def _pod_groups(cgroups: Cgroups, pods: Iterable[Pod]) -> set[str]:
     """Return the groups of those pods that have a group of their own."""
     parents = {pod.cgroup_parent for pod in pods if has_group(pod)}
     return {path for parent in parents if (path := cgroups.pod_group(parent))}
@@ -275,7 +275,7 @@ def _own_groups(cgroups: Cgroups, pods: Iterable[Pod]) -> set[str]:
 def _class_groups(cgroups: Cgroups, pods: Iterable[Pod]) -> set[str]:
     """Return the groups of class BestEffort, even if no pod of the class is left to name them."""
     tops = set(KUBEPODS)
-    for path in _own_groups(cgroups, pods):
+    for path in _pod_groups(cgroups, pods):
         above = path.rpartition("/")[0]
         tops |= {above, above.rpartition("/")[0]}
     found = set()
@@ -288,6 +288,6 @@ def _class_groups(cgroups: Cgroups, pods: Iterable[Pod]) -> set[str]:
     return found
 
 
-def _is_ours(name: str, ids: set[str]) -> bool:
+def _is_known_container(name: str, ids: set[str]) -> bool:
     stem = name.removesuffix(".scope")
     return stem in ids or stem.rpartition("-")[2] in ids

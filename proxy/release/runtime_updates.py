@@ -68,7 +68,7 @@ class RuntimeUpdater:
         mems = container.placement.mems if last_sent is None else last_sent.mems
         return executor.state.runtime.saved.get(container_id) != due.cpus or mems != due.mems
 
-    async def all(self, sweep: SweepResult, pace: Callable[[], Awaitable[None]]) -> None:
+    async def update_all(self, sweep: SweepResult, pace: Callable[[], Awaitable[None]]) -> None:
         """Update all pending containers; one that cannot be updated now is left for the next sweep."""
         pending = self.progress.pending
         while pending:

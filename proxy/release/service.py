@@ -27,13 +27,13 @@ from proxy.model.errors import InputError
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
-from proxy.release.kernel import SweepResult, give_back, target_of
+from proxy.release.kernel import SweepResult, target_of, widen_cpusets
 from proxy.release.on_demand import RELEASE_RECORD
 from proxy.release.runtime_updates import Progress, RuntimeUpdater
 from proxy.telemetry import metrics
 
 RELEASING, RELEASED = NodeMode.RELEASING.value, NodeMode.RELEASED.value
-PER_SECOND = 10.0
+UPDATES_PER_SECOND = 10.0
 """How many containers a second are updated at the runtime if the configuration sets no limit."""
 PAUSES = Backoff(0.1, 30.0)
 """Seconds between two sweeps while something could not be restored."""
@@ -42,7 +42,7 @@ QUEUED_WRITES_S = 1.0
 """Seconds that the release waits for kernel writes that were queued before it."""
 
 
-def enter(executor: NodeExecutor, mode: NodeMode) -> None:
+def enter_mode(executor: NodeExecutor, mode: NodeMode) -> None:
     """Set the mode of an executor; in a release it holds no call and moves no container."""
     executor.store.handle(ModeChanged(mode))
     executor.cpuset_writer.forget()
@@ -68,7 +68,7 @@ class Release:
         self._worker = Worker("release", executor.report_internal_error)
         executor.health.watch(self._worker)
         self._running: asyncio.Task[None] | None = None
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._lasting = True
         self._mode_after = NodeMode.ENFORCE
         self._planned: Mapping[str, CpuSet] = {}
@@ -107,7 +107,7 @@ class Release:
         """Leave the configured mode; ``undo`` enters it again. Until then no reload changes the mode."""
         self._mode_after = self._executor.store.mode
         self._planned = planned_cpus(self._executor.state)
-        enter(self._executor, mode)
+        enter_mode(self._executor, mode)
 
     async def _finish_queued_writes(self) -> None:
         """Wait until the kernel has the present plan, unless the worker is stuck.
@@ -134,7 +134,7 @@ class Release:
         Args:
             lasting: Whether the next daemon stays released too; False at a stop.
         """
-        async with self._one:
+        async with self._lock:
             if not self.stage:
                 self._lasting = lasting
                 self.since = self._executor.wall_clock()
@@ -155,7 +155,7 @@ class Release:
         Raises:
             InputError: There is nothing to undo.
         """
-        async with self._one:
+        async with self._lock:
             if not self.stage:
                 raise InputError("cannot undo the release: the node is not released")
             await self._end()
@@ -163,7 +163,7 @@ class Release:
             self._updater.progress = Progress()
             await self._record("")
             executor.reconciled.clear()
-            enter(executor, self._mode_after)
+            enter_mode(executor, self._mode_after)
             executor.reconcile_requested.set()
             executor.telemetry.event("release undone", mode=self._mode_after)
 
@@ -199,7 +199,7 @@ class Release:
 
     async def _pace(self) -> None:
         per_second = self._executor.options.settle_per_second
-        await asyncio.sleep(1 / (per_second if per_second > 0 else PER_SECOND))
+        await asyncio.sleep(1 / (per_second if per_second > 0 else UPDATES_PER_SECOND))
 
     async def finish(self, limit: float) -> bool:
         """Restore without pauses, within a time limit; used at a stop.
@@ -241,12 +241,12 @@ class Release:
         await executor.quotas.once()
         if executor.partitions is not None:
             await executor.partitions.once()
-        result = await self._kernel()
+        result = await self._widen_in_kernel()
         progress.remaining |= result.errors
         progress.pending = [i for i in result.due if self._updater.is_due(i, result)]
         clean = bool(progress.sweeps) and listed and not progress.pending and not result.written
         progress.sweeps += 1
-        await self._updater.all(result, pace)
+        await self._updater.update_all(result, pace)
         if not self._is_over(clean):
             return False
         await self._record(RELEASED)
@@ -284,7 +284,7 @@ class Release:
             reconciles = executor.telemetry.value(metrics.RECONCILES)
         return True
 
-    async def _kernel(self) -> SweepResult:
+    async def _widen_in_kernel(self) -> SweepResult:
         executor = self._executor
         state, manager = executor.state, executor.kubelet_cpus.manager
         targets = [
@@ -294,7 +294,7 @@ class Release:
         ]
         pods = [pod for pod in state.pods.values() if plan_may_be_in_effect(state, pod)]
         return await executor.kernel.run(
-            give_back, executor.cpuset_writer, state, targets, pods, self._planned
+            widen_cpusets, executor.cpuset_writer, state, targets, pods, self._planned
         )
 
     # -- the end ------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from proxy.executor.node_executor import NodeExecutor
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase
-from proxy.release.kernel import give_back, target_of
+from proxy.release.kernel import target_of, widen_cpusets
 from proxy.release.runtime_updates import Progress, RuntimeUpdater
 from proxy.staging.problems import PodProblems
 from proxy.telemetry import metrics
@@ -244,11 +244,13 @@ class StagedEnforcement:
         existing = [c for c in self._containers(keys) if c.phase is not Phase.CREATING]
         targets = [(c, target_of(c, state.node.machine, manager)) for c in existing]
         pods = [pod for pod in state.pods.values() if pod.key in keys]
-        result = await executor.kernel.run(give_back, executor.cpuset_writer, state, targets, pods, planned)
+        result = await executor.kernel.run(
+            widen_cpusets, executor.cpuset_writer, state, targets, pods, planned
+        )
         progress.remaining |= result.errors
         progress.pending = [i for i in result.due if updater.is_due(i, result)]
         due = set(progress.pending)
-        await updater.all(result, lambda: asyncio.sleep(0))
+        await updater.update_all(result, lambda: asyncio.sleep(0))
         unsent = due - progress.reported.keys() | {c.id for c in existing if updater.is_in_flight(c)}
         return _remaining(existing, progress.remaining, unsent)
 

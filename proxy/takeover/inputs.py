@@ -105,8 +105,8 @@ class TakeoverInputs:
         unwritable: Why the file could not be written, as text; empty if it could.
         owning: The owners of exclusive CPUs, according to our own state.
         pods: Pods that exist: uid to ``namespace/name``.
-        from_files: Uids of pods that kubelet has from files (static pods).
-        elsewhere: Uids of pods whose CPUs a label or the scheduler decides, not kubelet.
+        static_pods: Uids of pods that kubelet has from files (static pods).
+        decided_elsewhere: Uids of pods whose CPUs a label or the scheduler decides, not kubelet.
         online, shareable: CPUs of the machine, and those of them that pools may use.
         configured: Our own ``cpuManagerPolicy`` as configured.
         ready: The state has been reconciled with the runtime.
@@ -121,8 +121,8 @@ class TakeoverInputs:
     unwritable: str = ""
     owning: tuple[OwningContainer, ...] = ()
     pods: Mapping[str, str] = field(default_factory=dict)
-    from_files: frozenset[str] = frozenset()
-    elsewhere: frozenset[str] = frozenset()
+    static_pods: frozenset[str] = frozenset()
+    decided_elsewhere: frozenset[str] = frozenset()
     online: CpuSet = field(default_factory=CpuSet)
     shareable: CpuSet = field(default_factory=CpuSet)
     configured: str = "none"
@@ -140,7 +140,7 @@ class TakeoverInputs:
         return f"{self.pods.get(uid) or f'pod {uid}'}/{name}"
 
 
-def owning_of(state: NodeState) -> tuple[OwningContainer, ...]:
+def owning_containers(state: NodeState) -> tuple[OwningContainer, ...]:
     """List the owners of exclusive CPUs that have not ended."""
     return tuple(
         OwningContainer(c.pod.uid, c.name, c.ref, c.placement.exclusive)
@@ -149,13 +149,13 @@ def owning_of(state: NodeState) -> tuple[OwningContainer, ...]:
     )
 
 
-def pods_of(state: NodeState) -> dict[str, str]:
+def live_pods(state: NodeState) -> dict[str, str]:
     """List the pods that have a sandbox or a container that has not ended."""
     live = [c.pod for c in state.containers.values() if c.phase is not Phase.EXITED]
     return {pod.uid: pod.ref for pod in (*state.pods.values(), *live)}
 
 
-def not_applied_of(state: NodeState) -> NotAppliedToAll | None:
+def not_applied_reason(state: NodeState) -> NotAppliedToAll | None:
     """Return why the plan is not applied to all pods; None if it is."""
     if is_applied_to_all(state):
         return None
@@ -166,10 +166,10 @@ def not_applied_of(state: NodeState) -> NotAppliedToAll | None:
     return NotAppliedToAll.LAGGING if state.enforcement.selection.all else NotAppliedToAll.SELECTION
 
 
-def elsewhere_of(state: NodeState) -> frozenset[str]:
+def pods_decided_elsewhere(state: NodeState) -> frozenset[str]:
     """List pods whose CPUs are not decided by kubelet."""
-    return frozenset(pod.uid for pod in state.pods.values() if _elsewhere(pod))
+    return frozenset(pod.uid for pod in state.pods.values() if _is_decided_elsewhere(pod))
 
 
-def _elsewhere(pod: Pod) -> bool:
+def _is_decided_elsewhere(pod: Pod) -> bool:
     return pod.qos in NEVER_PINNED_BY_KUBELET or bool(pod.cpuset)

@@ -14,7 +14,7 @@ from proxy.takeover.inputs import STRICT_CPU_RESERVATION, TakeoverInputs
 from proxy.takeover.record import TakeoverRecord, options_text
 
 
-def options_of_static(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, str]:
+def static_options(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, str]:
     """Return kubelet's options for a start under ``static``: known ones override the recorded ones.
 
     Under ``none`` kubelet has no options, so only the record has its former options.
@@ -22,7 +22,7 @@ def options_of_static(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[st
     return {**record.known_options, **inputs.manager.options}
 
 
-def settings(record: TakeoverRecord, inputs: TakeoverInputs, target: str) -> tuple[str, ...]:
+def kubelet_settings(record: TakeoverRecord, inputs: TakeoverInputs, target: str) -> tuple[str, ...]:
     """Return the settings that kubelet must start with, except those that it has already.
 
     Args:
@@ -79,7 +79,7 @@ def _processes(signs: tuple[str, ...]) -> frozenset[str]:
     return frozenset(sign for sign in signs if sign.startswith("process "))
 
 
-def runs_under_another(inputs: TakeoverInputs, policy: str) -> bool:
+def runs_under_other_policy(inputs: TakeoverInputs, policy: str) -> bool:
     """Return whether kubelet is known to run under a different policy than the given one."""
     known = inputs.manager.policy if not _is_by_state_file(inputs) else ""
     return bool(inputs.running) and known not in ("", policy)

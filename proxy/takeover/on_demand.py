@@ -49,11 +49,11 @@ class LazyTakeover:
             raise InputError("cannot take over: in passthrough mode nothing is decided")
         if self._made is None:
             from proxy.takeover.service import Takeover, TakeoverPaths
-            from proxy.takeover.writer import Writer
+            from proxy.takeover.writer import TakeoverWriter
 
             directory, backups = self._config.kubelet.state_dir, self._config.state_dir / "takeover"
             places = TakeoverPaths(directory, self._config.procfs_root)
-            self._made = Takeover(self._executor, Writer(self._ledger, directory, backups), places)
+            self._made = Takeover(self._executor, TakeoverWriter(self._ledger, directory, backups), places)
             self._made.recover()
         return self._made
 
@@ -68,7 +68,7 @@ class LazyTakeover:
     def _action(self, step: str) -> Route:
         async def act(params: Mapping[str, str]) -> dict[str, object]:
             await self._loaded()
-            return await self.get().act(step, params)
+            return await self.get().take_step(step, params)
 
         return act
 

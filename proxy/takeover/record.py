@@ -135,7 +135,7 @@ class Resolution(NamedTuple):
     is_completed: bool = False
 
 
-def resolved(record: TakeoverRecord, text: str | None, now: float) -> Resolution:
+def resolution_of(record: TakeoverRecord, text: str | None, now: float) -> Resolution:
     """Find out the result of a write that was under way when the daemon ended.
 
     Args:

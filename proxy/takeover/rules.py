@@ -29,7 +29,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted
 from proxy.model.phrases import cpus as named_cpus
 from proxy.takeover.inputs import STRICT_CPU_RESERVATION, NotAppliedToAll, OwningContainer, TakeoverInputs
-from proxy.takeover.kubelet_start import is_unread, options_of_static
+from proxy.takeover.kubelet_start import is_unread, static_options
 from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage
 
 TARGETS = ("none", "static")
@@ -81,7 +81,7 @@ def kubelet_state_text(record: TakeoverRecord, inputs: TakeoverInputs, target: s
     held, left_out = _actual_cpus(inputs, reserved)
     _add_unknown(inputs, held, reserved)
     pods = _cpus_of_pods(inputs, held, reserved) if version > CURRENT_VERSION else {}
-    strict = options_of_static(record, inputs).get(STRICT_CPU_RESERVATION) in KUBELET_TRUE
+    strict = static_options(record, inputs).get(STRICT_CPU_RESERVATION) in KUBELET_TRUE
     text = static_state(inputs.online, held, pods=pods, reserved=reserved, strict=strict, version=version)
     return KubeletStateText(text, tuple(left_out))
 
@@ -183,10 +183,10 @@ def _conflicts(inputs: TakeoverInputs) -> Iterator[str]:
     if file.version == 1:
         yield "kubelet's state file names containers by their ids (version 1, before kubelet 1.18)"
         return
-    yield from _sets(inputs)
+    yield from _cpuset_conflicts(inputs)
 
 
-def _sets(inputs: TakeoverInputs) -> Iterator[str]:
+def _cpuset_conflicts(inputs: TakeoverInputs) -> Iterator[str]:
     assert inputs.file.held is not None
     held = [(uid, n, cpus) for uid, pod in inputs.file.held.held.items() for n, cpus in pod.items()]
     everything = CpuSet()
@@ -199,7 +199,7 @@ def _sets(inputs: TakeoverInputs) -> Iterator[str]:
         for other, other_name, other_cpus in held:
             if uid < other and cpus & other_cpus:
                 yield f"kubelet gave CPUs {cpus & other_cpus} to {ref} and to {inputs.ref(other, other_name)}"
-        if uid not in inputs.elsewhere:
+        if uid not in inputs.decided_elsewhere:
             for owner in inputs.owning:
                 if owner.uid != uid and owner.cpus & cpus:
                     yield f"{owner.ref} owns {named_cpus(owner.cpus & cpus)} that kubelet gave to {ref}"
@@ -277,7 +277,7 @@ def finish(
                 "or finish --with-running: they keep their CPUs, which the ledger of topoproxy records",
             ),
         )
-    _may_write(inputs, "finish the takeover", force=force)
+    _require_writable(inputs, "finish the takeover", force=force)
     made = kubelet_state_text(record, inputs, target)
     pending = Pending("finish", inputs.file.text, made.text, target)
     return StepOutcome(
@@ -307,7 +307,7 @@ def revert(record: TakeoverRecord, inputs: TakeoverInputs, *, force: bool) -> St
         return StepOutcome(
             TakeoverRecord(), ("kubelet's file is right as it is; kubelet's CPU manager decides again",)
         )
-    _may_write(inputs, "revert the takeover", force=force)
+    _require_writable(inputs, "revert the takeover", force=force)
     pending = Pending("revert", inputs.file.text, made.text, "static")
     return StepOutcome(
         dataclasses.replace(record, pending=pending),
@@ -318,7 +318,7 @@ def revert(record: TakeoverRecord, inputs: TakeoverInputs, *, force: bool) -> St
     )
 
 
-def _may_write(inputs: TakeoverInputs, what: str, *, force: bool) -> None:
+def _require_writable(inputs: TakeoverInputs, what: str, *, force: bool) -> None:
     if not inputs.ready:
         raise StepRefusedError(
             f"cannot {what}: the daemon has not compared its state with the runtime yet",

@@ -32,15 +32,15 @@ from proxy.model.errors import InputError, TopoproxyError
 from proxy.takeover.inputs import (
     CpuManagerFile,
     TakeoverInputs,
-    elsewhere_of,
-    not_applied_of,
-    owning_of,
-    pods_of,
+    live_pods,
+    not_applied_reason,
+    owning_containers,
+    pods_decided_elsewhere,
 )
 from proxy.takeover.record import TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import TARGETS, StepOutcome, StepRefusedError, finish, revert, start
 from proxy.takeover.status_data import after_revert, plan_page, status_page
-from proxy.takeover.writer import Writer, text_in
+from proxy.takeover.writer import TakeoverWriter, read_state_file
 
 if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
@@ -53,12 +53,14 @@ COMPLETED = "an interrupted step of the takeover from kubelet was completed"
 
 KUBELET_PROCESSES = ("kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
 """Process names (``comm``) of kubelet and of programs that have it inside."""
-SOCKETS = ("pod-resources/kubelet.sock", "device-plugins/kubelet.sock")
-HEALTH = ("127.0.0.1", 10248)
+KUBELET_SOCKETS = ("pod-resources/kubelet.sock", "device-plugins/kubelet.sock")
+HEALTH_ADDRESS = ("127.0.0.1", 10248)
 CONNECT_S = 1.0
 
 
-def signs_of_kubelet(directory: Path, procfs: Path, health: tuple[str, int] = HEALTH) -> tuple[str, ...]:
+def signs_of_kubelet(
+    directory: Path, procfs: Path, health: tuple[str, int] = HEALTH_ADDRESS
+) -> tuple[str, ...]:
     """List the signs that kubelet runs.
 
     Args:
@@ -91,7 +93,7 @@ def _alive(entry: Path) -> bool:
 
 
 def _listening(directory: Path) -> Iterator[str]:
-    for name in SOCKETS:
+    for name in KUBELET_SOCKETS:
         path = directory / name
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
@@ -130,7 +132,7 @@ class Takeover:
     def __init__(
         self,
         executor: NodeExecutor,
-        writer: Writer,
+        writer: TakeoverWriter,
         places: TakeoverPaths,
     ) -> None:
         """Store the parts; the caller then calls ``recover``.
@@ -145,7 +147,7 @@ class Takeover:
         self._places = places
         self._worker = Worker("takeover", executor.report_internal_error)
         executor.health.watch(self._worker)
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._static = executor.state.node.static
         executor.kubelet_cpus.count_only(lambda held: self.record.in_effect(held))
 
@@ -161,7 +163,7 @@ class Takeover:
             telemetry.problem(COMPLETED, reason=resolution.message)
         elif resolution.message:
             telemetry.problem(CANNOT_CONTINUE, reason=resolution.message)
-        self._follow()
+        self._apply_record()
         if self.record.chooses_cpus and not self._static:
             telemetry.warning(
                 "cpuManagerPolicy is static, although the configuration says none: a takeover from kubelet",
@@ -173,11 +175,11 @@ class Takeover:
         view = params.get("view", "status")
         if view not in ("plan", "status"):
             raise InputError(f"cannot show the takeover: there is no view {view!r} (plan, status)")
-        async with self._one:
+        async with self._lock:
             inputs = await self._inputs()
         return plan_page(self.record, inputs) if view == "plan" else status_page(self.record, inputs)
 
-    async def act(self, step: str, params: Mapping[str, str]) -> dict[str, object]:
+    async def take_step(self, step: str, params: Mapping[str, str]) -> dict[str, object]:
         """Take a step; the answer says whether it is done, and what happened.
 
         Raises:
@@ -185,21 +187,21 @@ class Takeover:
         """
         decide = _decision(step, params)
         executor = self._executor
-        async with self._one:
+        async with self._lock:
             try:
                 message = (await self._worker.run(self._writer.resolve_pending)).message
                 inputs = await self._inputs()
                 before = self.record
                 outcome = decide(before, inputs, executor.wall_clock())
                 forced = bool(inputs.running) and outcome.record.pending is not None
-                outcome = await self._worker.run(self._writer.take, outcome)
+                outcome = await self._worker.run(self._writer.carry_out, outcome)
             except StepRefusedError as error:
                 return _not_done(step, error, error.hints)
             except TopoproxyError as error:
                 executor.telemetry.problem(CANNOT_STEP, step=step, err=error)
                 return _not_done(step, error)
             finally:
-                self._follow()
+                self._apply_record()
                 await executor.kubelet_cpus.reread()
             self._end_problems()
             if self.record.stage is not before.stage:
@@ -233,7 +235,7 @@ class Takeover:
         telemetry.resolved(CANNOT_CONTINUE)
         telemetry.resolved(CANNOT_STEP)
 
-    def _follow(self) -> None:
+    def _apply_record(self) -> None:
         """Apply the record to the node's rules."""
         executor, record = self._executor, self.record
         executor.store.handle(TakeoverChanged(self._static or record.chooses_cpus, record.reserved))
@@ -249,26 +251,26 @@ class Takeover:
             self._places.kubelet,
             CpuManagerFile(),
             self._executor.kubelet_cpus.manager,
-            owning=owning_of(state),
-            pods=pods_of(state),
-            elsewhere=elsewhere_of(state),
+            owning=owning_containers(state),
+            pods=live_pods(state),
+            decided_elsewhere=pods_decided_elsewhere(state),
             online=state.node.machine.online,
             shareable=state.node.shareable,
             configured="static" if self._static else "none",
             ready=ready,
-            not_applied=not_applied_of(state),
+            not_applied=not_applied_reason(state),
         )
         return await self._worker.run(self._read_files, inputs)
 
     def _read_files(self, inputs: TakeoverInputs) -> TakeoverInputs:
         """Add the inputs that have to be read from files and sockets; runs in the worker."""
-        text, problem = text_in(inputs.directory)
+        text, problem = read_state_file(inputs.directory)
         pods = dict(inputs.pods)
-        from_files = set()
+        static_pods = set()
         try:
             for pod in self._executor.runtime.list_pods():
                 if pod.ready and pod.uid in pods and pod.annotations.get(CONFIG_SOURCE) == "file":
-                    from_files.add(pod.uid)
+                    static_pods.add(pod.uid)
         except TopoproxyError:
             pass  # only the note about static pods depends on it
         return dataclasses.replace(
@@ -276,7 +278,7 @@ class Takeover:
             file=CpuManagerFile(None, problem) if problem else CpuManagerFile.of(text),
             running=signs_of_kubelet(self._places.kubelet, self._places.procfs),
             unwritable=self._writer.unwritable(),
-            from_files=frozenset(from_files),
+            static_pods=frozenset(static_pods),
             memory_policy=_memory_policy(inputs.directory),
         )
 

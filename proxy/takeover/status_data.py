@@ -5,11 +5,11 @@ from __future__ import annotations
 from proxy.model import schema_ids
 from proxy.model.idset import CpuSet
 from proxy.takeover.inputs import TakeoverInputs
-from proxy.takeover.kubelet_start import is_unread, runs_under_another, settings
+from proxy.takeover.kubelet_start import is_unread, kubelet_settings, runs_under_other_policy
 from proxy.takeover.record import TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import conflicts, remaining_allocations
 
-WAIT = (
+WAIT_STEP = (
     "wait for the pods of the old allocations to end (topoproxy takeover status names them),"
     " or finish --with-running"
 )
@@ -50,7 +50,9 @@ def plan_page(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, objec
         "notes": notes(record, inputs),
         "can_start": record.stage is TakeoverStage.NONE and not against,
         "steps": [{"step": step, "does": list(STEP_EFFECTS[step])} for step in ahead],
-        "kubelet_settings": {target: list(settings(record, inputs, target)) for target in ("none", "static")},
+        "kubelet_settings": {
+            target: list(kubelet_settings(record, inputs, target)) for target in ("none", "static")
+        },
         "next": next_steps(record, inputs),
     }
 
@@ -117,7 +119,7 @@ def allocations(record: TakeoverRecord, inputs: TakeoverInputs) -> list[dict[str
                     "in_effect": in_effect,
                     "in_force": in_effect,  # the former name, for one release
                     "state": "runs" if owned else state,
-                    "from_file": uid in inputs.from_files,
+                    "from_file": uid in inputs.static_pods,
                     "old": record.old.get(uid, {}).get(name, CpuSet()) == cpus or not record.chooses_cpus,
                 }
             )
@@ -143,8 +145,8 @@ def notes(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
         for row in allocations(record, inputs)
         if row["in_effect"] not in ("", row["cpus"])
     ]
-    if inputs.from_files:
-        names = sorted(inputs.pods.get(uid, uid) for uid in inputs.from_files)
+    if inputs.static_pods:
+        names = sorted(inputs.pods.get(uid, uid) for uid in inputs.static_pods)
         problems.append(
             f"static pods keep their uid over kubelet's restart, and so their CPUs: {', '.join(names)}"
         )
@@ -165,15 +167,15 @@ def after_revert(before: TakeoverRecord, inputs: TakeoverInputs, *, forced: bool
         inputs: The inputs of the takeover, after the revert.
         forced: kubelet ran while its file was written.
     """
-    if inputs.running and not forced and not runs_under_another(inputs, "static"):
+    if inputs.running and not forced and not runs_under_other_policy(inputs, "static"):
         return []
-    return _kubelets_start(before, inputs, "static")
+    return _kubelet_start_steps(before, inputs, "static")
 
 
-def _kubelets_start(record: TakeoverRecord, inputs: TakeoverInputs, policy: str) -> list[str]:
+def _kubelet_start_steps(record: TakeoverRecord, inputs: TakeoverInputs, policy: str) -> list[str]:
     """Return the steps until kubelet runs with the file that was written."""
     start = "systemctl restart kubelet" if inputs.running else "systemctl start kubelet"
-    return [*settings(record, inputs, policy), start]
+    return [*kubelet_settings(record, inputs, policy), start]
 
 
 def next_steps(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
@@ -182,18 +184,18 @@ def next_steps(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
         return ["topoproxy takeover start"] if not conflicts(inputs) else ["remove the obstacles"]
     if record.stage is TakeoverStage.STARTED:
         stop = ["systemctl stop kubelet"] if inputs.running else []
-        wait = [WAIT] if remaining_allocations(record, inputs) else []
+        wait = [WAIT_STEP] if remaining_allocations(record, inputs) else []
         return [
             *wait,
             *stop,
             "topoproxy takeover finish",
-            *settings(record, inputs, "none"),
+            *kubelet_settings(record, inputs, "none"),
             "systemctl start kubelet",
         ]
     if inputs.file.policy != record.target:
         return ["systemctl stop kubelet", f"topoproxy takeover finish --kubelet-policy {record.target}"]
-    if not inputs.running or is_unread(record, inputs) or runs_under_another(inputs, record.target):
-        return _kubelets_start(record, inputs, record.target)
+    if not inputs.running or is_unread(record, inputs) or runs_under_other_policy(inputs, record.target):
+        return _kubelet_start_steps(record, inputs, record.target)
     if inputs.configured == "static":
         return []
     return ["write cpuManagerPolicy: static into topoproxy's configuration"]

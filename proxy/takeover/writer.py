@@ -28,14 +28,14 @@ from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.executor.ports import Ledger
 from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError
 from proxy.takeover.on_demand import TAKEOVER_RECORD
-from proxy.takeover.record import Resolution, TakeoverRecord, completed, dump, load, resolved
+from proxy.takeover.record import Resolution, TakeoverRecord, completed, dump, load, resolution_of
 from proxy.takeover.rules import StepOutcome, StepRefusedError
 
 RECHECK_S = 1.0
 """Seconds after a write until the file is read once more."""
 
 
-class Writer:
+class TakeoverWriter:
     """Keeps the record, and writes kubelet's file.
 
     Attributes:
@@ -91,11 +91,11 @@ class Writer:
         if self.record.pending is None:
             return Resolution(self.record)
         remove_draft(self._directory)
-        resolution = resolved(self.record, read_cpu_state(self._directory), self._now())
-        self._keep(resolution.record)
+        resolution = resolution_of(self.record, read_cpu_state(self._directory), self._now())
+        self._store_record(resolution.record)
         return resolution
 
-    def take(self, outcome: StepOutcome) -> StepOutcome:
+    def carry_out(self, outcome: StepOutcome) -> StepOutcome:
         """Carry out the result of a step: write the record and kubelet's file.
 
         If the file cannot be read back, it may be the new one: the write stays under way in the record, and
@@ -109,21 +109,21 @@ class Writer:
         pending = outcome.record.pending
         if pending is None:
             if outcome.record != self.record:
-                self._keep(outcome.record)
+                self._store_record(outcome.record)
             return outcome
         self._back_up(pending.step, pending.before)
-        self._keep(outcome.record)
+        self._store_record(outcome.record)
         try:
             write_cpu_state(self._directory, pending.after)
-            self._stays(pending.after, pending.step)
+            self._check_unchanged(pending.after, pending.step)
         except (StepRefusedError, CannotCreateError, PermissionDeniedError):
             with contextlib.suppress(TopoproxyError):  # the first failure is the one that is reported
-                self._keep(dataclasses.replace(outcome.record, pending=None))
+                self._store_record(dataclasses.replace(outcome.record, pending=None))
             raise
-        self._keep(completed(self.record, self._now()))
+        self._store_record(completed(self.record, self._now()))
         return dataclasses.replace(outcome, record=self.record)
 
-    def _stays(self, text: str, step: str) -> None:
+    def _check_unchanged(self, text: str, step: str) -> None:
         for wait in (0.0, RECHECK_S):
             if wait:
                 self._pause(wait)
@@ -134,7 +134,7 @@ class Writer:
                     ("stop kubelet, and repeat this",),
                 )
 
-    def _keep(self, record: TakeoverRecord) -> None:
+    def _store_record(self, record: TakeoverRecord) -> None:
         if self._ledger is None:
             raise CannotCreateError("cannot keep the takeover's record: this daemon keeps no state")
         self._ledger.write({TAKEOVER_RECORD: dump(record)})
@@ -166,7 +166,7 @@ class Writer:
         )
 
 
-def text_in(directory: Path) -> tuple[str | None, str]:
+def read_state_file(directory: Path) -> tuple[str | None, str]:
     """Read kubelet's file: its text, and why it cannot be read."""
     try:
         return read_cpu_state(directory), ""

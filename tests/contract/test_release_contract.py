@@ -22,7 +22,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request
-from proxy.release.kernel import SweepResult, give_back, target_of
+from proxy.release.kernel import SweepResult, target_of, widen_cpusets
 from proxy.topology.regular_machine import regular_machine
 
 SYSTEM = Path("/sys/fs/cgroup")
@@ -85,7 +85,7 @@ class Tree:
         there = state.containers.values()
         targets = [(c, target_of(c, state.node.machine, CpuManager())) for c in there]
         pods, planned = list(state.pods.values()), planned_cpus(state)
-        return give_back(cpuset_writer, state, targets, pods, planned)
+        return widen_cpusets(cpuset_writer, state, targets, pods, planned)
 
 
 @pytest.fixture(params=["directory-v1", "directory-v2", "kernel-v1"])

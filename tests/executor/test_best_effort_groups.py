@@ -24,7 +24,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
-from proxy.release.kernel import give_back
+from proxy.release.kernel import widen_cpusets
 from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
@@ -151,7 +151,7 @@ def test_a_class_without_pods_is_widened_by_a_release(tmp_path: Path, version: i
     cgroups = tree(tmp_path, version)
     cgroups.write(ROOT, CpuSet.parse("2-7"), None)
     state = NodeState.of(NODE, [], [])
-    done = give_back(CpusetWriter(cgroups, lambda: state), state, (), (), {})
+    done = widen_cpusets(CpusetWriter(cgroups, lambda: state), state, (), (), {})
     assert (done.errors, on(cgroups, ROOT)) == ({}, "0-7")
 
 

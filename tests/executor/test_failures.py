@@ -19,7 +19,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
-from proxy.release.service import enter
+from proxy.release.service import enter_mode
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.cri import TWO_CPUS, created_with
 
@@ -842,7 +842,7 @@ def test_a_node_that_does_not_erase_any_more_remembers_the_groups_that_it_narrow
         world.rules = {}
         world.boot()
         assert world.executor.state.facts.be_groups
-        enter(world.executor, NodeMode.RELEASED)
+        enter_mode(world.executor, NodeMode.RELEASED)
         await world.executor.ledger_writer.flush()
         assert "b/groups" not in world.ledger.entries
 
@@ -862,10 +862,10 @@ def test_after_a_release_cpusets_that_are_not_written_are_no_problem(run_scenari
             await world.sync.once()
         problems = {p["message"] for p in world.executor.telemetry.problems()}
         assert problems == {NO_CGROUP, NO_CGROUPS, CANNOT_WRITE}
-        enter(world.executor, NodeMode.RELEASED)
+        enter_mode(world.executor, NodeMode.RELEASED)
         await world.sync.once()
         assert world.executor.telemetry.problems() == []
-        enter(world.executor, NodeMode.ENFORCE)
+        enter_mode(world.executor, NodeMode.ENFORCE)
         for _ in range(32):
             await world.sync.once()
         assert {p["message"] for p in world.executor.telemetry.problems()} == problems

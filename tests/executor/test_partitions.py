@@ -22,7 +22,7 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
-from proxy.release.service import enter
+from proxy.release.service import enter_mode
 from proxy.telemetry import metrics
 from tests.testkit.changed_copy import changed_copy
 
@@ -402,13 +402,13 @@ def test_a_release_ends_all_partitions(run_scenario: Callable[..., None]) -> Non
         partitions, kernel = with_partitions(world)
         await owner(world)
         await world.until(lambda: kernel.states)
-        enter(world.executor, NodeMode.RELEASED)
+        enter_mode(world.executor, NodeMode.RELEASED)
         await partitions.once()
         assert partitions.jobs.known.records == {}
         assert kernel.states == {}
         await partitions.once()
         assert kernel.states == {}
-        enter(world.executor, NodeMode.ENFORCE)
+        enter_mode(world.executor, NodeMode.ENFORCE)
         await world.sync.once()
         assert len(kernel.states) == 1
 

@@ -33,7 +33,7 @@ from proxy.frontends.cri.call import InterceptedCall
 from proxy.model.mode import NodeMode
 from proxy.model.options import TopologyOptions
 from proxy.release import service
-from proxy.release.kernel import give_back
+from proxy.release.kernel import widen_cpusets
 from tests.simulation.kernel import SimulatedFiles
 
 Patches = Iterator[tuple[Any, str, Any]]
@@ -196,9 +196,9 @@ def nothing_given_back() -> Patches:
     """A release leaves the containers as they are."""
 
     def give(cpuset_writer: Any, state: Any, targets: Any, pods: Any, planned: Any) -> Any:
-        return give_back(cpuset_writer, state, (), pods, planned)
+        return widen_cpusets(cpuset_writer, state, (), pods, planned)
 
-    yield service, "give_back", give
+    yield service, "widen_cpusets", give
 
 
 def held_calls_kept() -> Patches:

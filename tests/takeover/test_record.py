@@ -7,7 +7,7 @@ import json
 import pytest
 
 from proxy.model.idset import CpuSet
-from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage, completed, dump, load, resolved
+from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage, completed, dump, load, resolution_of
 from tests.testkit.changed_copy import changed_copy
 
 OLD = {"a": {"x": CpuSet([2]), "y": CpuSet([3])}, "b": {"z": CpuSet([4])}}
@@ -62,7 +62,7 @@ def test_the_allocations_of_kubelet_that_are_in_effect() -> None:
 
 
 def test_a_completed_write_is_recorded() -> None:
-    record, reported, is_completed = resolved(FINISH, "after", 9.0)
+    record, reported, is_completed = resolution_of(FINISH, "after", 9.0)
     assert is_completed
     assert (record.stage, record.since, record.target, record.written, record.pending) == (
         TakeoverStage.FINISHED,
@@ -73,7 +73,7 @@ def test_a_completed_write_is_recorded() -> None:
     )
     assert "finish was completed" in reported
     assert "Options" not in reported
-    record_after, reported, _ = resolved(REVERT, "after", 9.0)
+    record_after, reported, _ = resolution_of(REVERT, "after", 9.0)
     assert record_after == TakeoverRecord()
     assert reported.endswith(
         "(kubelet had cpuManagerPolicyOptions:"
@@ -92,11 +92,11 @@ def test_a_completed_write_is_recorded() -> None:
     ],
 )
 def test_an_incomplete_write_is_undone(record: TakeoverRecord, text: str | None, message: str) -> None:
-    after, reported, is_completed = resolved(record, text, 9.0)
+    after, reported, is_completed = resolution_of(record, text, 9.0)
     assert not is_completed
     assert after == STARTED
     assert message in reported
 
 
 def test_without_a_pending_write_nothing_is_resolved() -> None:
-    assert resolved(STARTED, "whatever", 9.0) == (STARTED, "", False)
+    assert resolution_of(STARTED, "whatever", 9.0) == (STARTED, "", False)

@@ -34,10 +34,10 @@ from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Phase, Pod, Pool, Request
 from proxy.takeover import writer as module
-from proxy.takeover.inputs import CpuManagerFile, TakeoverInputs, owning_of, pods_of
+from proxy.takeover.inputs import CpuManagerFile, TakeoverInputs, live_pods, owning_containers
 from proxy.takeover.record import TakeoverStage
 from proxy.takeover.rules import StepRefusedError, finish, revert, start
-from proxy.takeover.writer import Writer, text_in
+from proxy.takeover.writer import TakeoverWriter, read_state_file
 from proxy.topology.regular_machine import regular_machine
 
 MACHINE = regular_machine(2, 1, 4, 2)
@@ -78,7 +78,9 @@ class Takeovers(RuleBasedStateMachine):
     # -- the daemon ---------------------------------------------------------------------------------------
 
     def boot(self) -> None:
-        self.writer = Writer(self.ledger, self.kubelet.directory, self.backups, self.pause, lambda: self.now)
+        self.writer = TakeoverWriter(
+            self.ledger, self.kubelet.directory, self.backups, self.pause, lambda: self.now
+        )
         self.writer.recover()
         assert self.writer.record.pending is None
         self.follow()
@@ -92,18 +94,18 @@ class Takeovers(RuleBasedStateMachine):
         record = self.writer.record
         reserved = record.reserved if record.chooses_cpus else CpuSet()
         node = Node(MACHINE, CpuTopology.of(MACHINE), static=record.chooses_cpus, reserved=reserved)
-        file = CpuManagerFile.of(text_in(self.kubelet.directory)[0])
+        file = CpuManagerFile.of(read_state_file(self.kubelet.directory)[0])
         held = file.held.held if file.held is not None and file.policy == "static" else {}
         self.state = self.state.with_node(node).with_kubelet_cpus(record.in_effect(held))
 
     def inputs(self) -> TakeoverInputs:
         return TakeoverInputs(
             self.kubelet.directory,
-            CpuManagerFile.of(text_in(self.kubelet.directory)[0]),
+            CpuManagerFile.of(read_state_file(self.kubelet.directory)[0]),
             CpuManager("static", reserved=KEEPS_BACK),
             ("process 1 is kubelet",) if self.kubelet.runs else (),
-            owning=owning_of(self.state),
-            pods=pods_of(self.state),
+            owning=owning_containers(self.state),
+            pods=live_pods(self.state),
             online=MACHINE.online,
             shareable=self.state.node.shareable,
         )
@@ -129,7 +131,7 @@ class Takeovers(RuleBasedStateMachine):
                 patch.object(self.ledger, "write", killable(self.ledger.write)),
             ):
                 self.writer.resolve_pending()
-                self.writer.take(decide(self.writer.record, self.inputs()))
+                self.writer.carry_out(decide(self.writer.record, self.inputs()))
         except StepRefusedError:
             return False
         except DiedError:
@@ -189,7 +191,7 @@ class Takeovers(RuleBasedStateMachine):
     @rule()
     def kubelet_starts(self) -> None:
         """Start as the commands instruct: if the file is not the one that finish wrote, finish again."""
-        record, file = self.writer.record, CpuManagerFile.of(text_in(self.kubelet.directory)[0])
+        record, file = self.writer.record, CpuManagerFile.of(read_state_file(self.kubelet.directory)[0])
         if record.stage is TakeoverStage.FINISHED and file.policy != record.target:
             assert self.act(lambda r, s: finish(r, s, r.target, with_running=True, force=False), 0)
         policy = record.target if record.stage is TakeoverStage.FINISHED else "static"
@@ -246,7 +248,7 @@ class Takeovers(RuleBasedStateMachine):
         """Check that kubelet's file has every owner with its CPUs."""
         held = CpuManagerFile.of(self.kubelet.path.read_text()).held
         assert held is not None
-        for each in owning_of(self.state):
+        for each in owning_containers(self.state):
             assert held.held.get(each.uid, {}).get(each.name) == each.cpus, "no container is lost"
 
     @rule()

@@ -31,9 +31,9 @@ from proxy.takeover.inputs import (
     NotAppliedToAll,
     OwningContainer,
     TakeoverInputs,
-    not_applied_of,
+    not_applied_reason,
 )
-from proxy.takeover.kubelet_start import settings
+from proxy.takeover.kubelet_start import kubelet_settings
 from proxy.takeover.record import TakeoverRecord, TakeoverStage, completed
 from proxy.takeover.rules import (
     NOT_APPLIED,
@@ -151,14 +151,14 @@ def test_why_the_plan_is_not_applied_to_all_pods(
 ) -> None:
     machine = regular_machine(1, 1, 4, 2)
     empty = NodeState.empty(Node(machine, CpuTopology.of(machine)))
-    assert not_applied_of(structs.replace(empty, mode=mode, enforcement=enforcement)) is why
+    assert not_applied_reason(structs.replace(empty, mode=mode, enforcement=enforcement)) is why
     assert why is None or why in NOT_APPLIED
 
 
 def test_states_that_do_not_conflict_with_a_start() -> None:
     assert conflicts(inputs()) == ()
     elsewhere = (OwningContainer("c", "z", "ns/c/z", CpuSet([3])),)
-    assert conflicts(inputs(owning=elsewhere, elsewhere=frozenset("a"))) == ()
+    assert conflicts(inputs(owning=elsewhere, decided_elsewhere=frozenset("a"))) == ()
     assert conflicts(inputs(manager=CpuManager("none"))) == (), (
         "the configuration may have been changed already"
     )
@@ -385,9 +385,9 @@ def test_a_kubelet_starts_again_after_a_revert_as_its_steps_say(played: Any) -> 
 def test_options_that_kubelet_has_need_not_be_set_again() -> None:
     manager = CpuManager("static", {"full-pcpus-only": "true", "strict-cpu-reservation": "1"}, CpuSet([0]))
     record = begun(inputs(manager=manager))
-    assert settings(record, inputs(manager=manager), "static") == ()
+    assert kubelet_settings(record, inputs(manager=manager), "static") == ()
     partly = CpuManager("static", {"strict-cpu-reservation": "false"}, CpuSet([0]))
-    assert settings(record, inputs(manager=partly), "static") == (
+    assert kubelet_settings(record, inputs(manager=partly), "static") == (
         'cpuManagerPolicyOptions: {full-pcpus-only: "true"} must be set again before kubelet starts',
     )
     text = kubelet_state_text(record, inputs(manager=partly), "static").text
@@ -434,7 +434,7 @@ def test_a_revert_without_a_readable_file_writes_the_owners() -> None:
 
 def test_settings_to_change() -> None:
     manager = CpuManager("static", {"full-pcpus-only": "true"}, CpuSet([0]), "restricted")
-    text = " ".join(settings(begun(), inputs(manager=manager), "none"))
+    text = " ".join(kubelet_settings(begun(), inputs(manager=manager), "none"))
     for expected in (
         "cpuManagerPolicy: none",
         "(full-pcpus-only) must be removed",
@@ -442,15 +442,18 @@ def test_settings_to_change() -> None:
     ):
         assert expected in text
     assert "topologyManagerPolicy: restricted may stay, but without CPU hints" in text
-    assert settings(begun(), inputs(manager=CpuManager("static")), "static") == ()
+    assert kubelet_settings(begun(), inputs(manager=CpuManager("static")), "static") == ()
     from_file = CpuManager("static", sources={"policy": "/k/cpu_manager_state"})
-    assert "must say cpuManagerPolicy: static" in settings(begun(), inputs(manager=from_file), "static")[0]
+    assert (
+        "must say cpuManagerPolicy: static"
+        in kubelet_settings(begun(), inputs(manager=from_file), "static")[0]
+    )
 
 
 def test_pages_and_next_steps_follow_the_record() -> None:
     found = inputs(
         running=("sign",),
-        from_files=frozenset("a"),
+        static_pods=frozenset("a"),
         memory_policy="Static",
         unwritable="read-only",
         pods={"a": "ns/a"},

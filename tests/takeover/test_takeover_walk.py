@@ -297,8 +297,8 @@ def mortal(write):
                 os.kill(os.getpid(), signal.SIGKILL)
     return wrapped
 writer.write_text = mortal(writer.write_text)
-keep = writer.Writer._keep
-writer.Writer._keep = mortal(keep)
+keep = writer.TakeoverWriter._store_record
+writer.TakeoverWriter._store_record = mortal(keep)
 from proxy.admin.client import query_admin
 from proxy.cli.main import main
 main()

@@ -15,7 +15,7 @@ from proxy.takeover import writer as module
 from proxy.takeover.on_demand import TAKEOVER_RECORD
 from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import StepOutcome, StepRefusedError
-from proxy.takeover.writer import Writer, text_in
+from proxy.takeover.writer import TakeoverWriter, read_state_file
 from tests.testkit.changed_copy import changed_copy
 
 STARTED = TakeoverRecord(TakeoverStage.STARTED, 1.0, 1.0, "static")
@@ -28,8 +28,8 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "kubelet"
 
 
-def writer_of(ledger: Any, directory: Path, pause: Any = lambda seconds: None) -> Writer:
-    made = Writer(ledger, directory, directory.parent / "ours/takeover", pause, lambda: 7.0)
+def writer_of(ledger: Any, directory: Path, pause: Any = lambda seconds: None) -> TakeoverWriter:
+    made = TakeoverWriter(ledger, directory, directory.parent / "ours/takeover", pause, lambda: 7.0)
     made.recover()
     return made
 
@@ -42,9 +42,9 @@ def finishing(record: TakeoverRecord = STARTED) -> StepOutcome:
 
 def test_a_step_that_writes(ledger: Any, directory: Path) -> None:
     writer = writer_of(ledger, directory)
-    writer.take(StepOutcome(STARTED, ()))
+    writer.carry_out(StepOutcome(STARTED, ()))
     assert ledger.entries[TAKEOVER_RECORD]["stage"] == "started"
-    done = writer.take(finishing())
+    done = writer.carry_out(finishing())
     assert (done.reported, done.record) == (("written",), writer.record)
     assert (writer.record.stage, writer.record.since, writer.record.written) == (
         TakeoverStage.FINISHED,
@@ -56,7 +56,7 @@ def test_a_step_that_writes(ledger: Any, directory: Path) -> None:
     assert copy.read_text() == "before"
     assert oct(copy.stat().st_mode & 0o777) == "0o600"
     assert writer_of(ledger, directory).record == writer.record
-    writer.take(StepOutcome(TakeoverRecord(), ()))
+    writer.carry_out(StepOutcome(TakeoverRecord(), ()))
     assert ledger.entries == {}
 
 
@@ -66,7 +66,7 @@ def test_a_file_that_kubelet_overwrites_undoes_the_step(ledger: Any, directory: 
 
     writer = writer_of(ledger, directory, kubelet_writes)
     with pytest.raises(StepRefusedError, match="did not stay as it was written"):
-        writer.take(finishing())
+        writer.carry_out(finishing())
     assert writer.record == STARTED
     assert writer_of(ledger, directory).record == STARTED
 
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_written_undoes_the_step(
     writer = writer_of(ledger, directory)
     monkeypatch.setattr(module, "write_cpu_state", full)
     with pytest.raises(CannotCreateError, match="no space"):
-        writer.take(finishing())
+        writer.carry_out(finishing())
     assert (writer.record, read_cpu_state(directory)) == (STARTED, "before")
 
 
@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_read_back_is_examined_before_the_next_step(
     with monkeypatch.context() as patch:
         patch.setattr(module, "read_cpu_state", broken)
         with pytest.raises(CheckpointError, match="Input/output error"):
-            writer.take(finishing())
+            writer.carry_out(finishing())
     assert "was completed" in writer.resolve_pending().message
     assert (writer.record.stage, writer.record.written) == (TakeoverStage.FINISHED, "after")
     assert writer_of(ledger, directory).record == writer.record
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_read_back_is_examined_before_the_next_step(
 
 def test_no_file_is_written_if_the_record_cannot_be_stored(ledger: Any, directory: Path) -> None:
     with pytest.raises(CannotCreateError, match="keeps no state"):
-        writer_of(None, directory).take(finishing())
+        writer_of(None, directory).carry_out(finishing())
 
     def full(changes: object) -> None:
         raise CannotCreateError("cannot write the ledger")
@@ -110,33 +110,34 @@ def test_no_file_is_written_if_the_record_cannot_be_stored(ledger: Any, director
     writer = writer_of(ledger, directory)
     ledger.write = full
     with pytest.raises(CannotCreateError, match="the ledger"):
-        writer.take(finishing())
+        writer.carry_out(finishing())
     assert (writer.record, read_cpu_state(directory)) == (TakeoverRecord(), "before")
 
 
 def test_a_record_that_cannot_be_read_is_reported(ledger: Any, directory: Path) -> None:
     ledger.entries[TAKEOVER_RECORD] = {"stage": "odd"}
-    writer = Writer(ledger, directory, directory.parent / "ours")
+    writer = TakeoverWriter(ledger, directory, directory.parent / "ours")
     assert "cannot read the takeover's record" in writer.recover().message
     assert writer.record == TakeoverRecord()
 
 
 def test_a_pending_write_is_resolved_at_the_start(ledger: Any, directory: Path) -> None:
     writer = writer_of(ledger, directory)
-    writer._keep(finishing().record)
+    writer._store_record(finishing().record)
     (directory / ".cpu_manager_state.topoproxy").write_text("half")
-    later = Writer(ledger, directory, directory.parent / "ours", now=lambda: 8.0)
+    later = TakeoverWriter(ledger, directory, directory.parent / "ours", now=lambda: 8.0)
     assert "was interrupted before its write" in later.recover().message
     assert os.listdir(directory) == ["cpu_manager_state"]
-    writer._keep(finishing().record)
+    writer._store_record(finishing().record)
     (directory / "cpu_manager_state").write_text("after")
-    assert "was completed" in Writer(ledger, directory, directory.parent / "ours").recover().message
+    assert "was completed" in TakeoverWriter(ledger, directory, directory.parent / "ours").recover().message
     assert ledger.entries[TAKEOVER_RECORD]["stage"] == "finished"
-    writer._keep(finishing().record)
+    writer._store_record(finishing().record)
     (directory / "cpu_manager_state").unlink()
     (directory / "cpu_manager_state").mkdir()
     assert (
-        "it is not a regular file" in Writer(ledger, directory, directory.parent / "ours").recover().message
+        "it is not a regular file"
+        in TakeoverWriter(ledger, directory, directory.parent / "ours").recover().message
     )
 
 
@@ -158,9 +159,9 @@ def test_a_directory_that_cannot_be_written(
 
 
 def test_the_file_is_read_with_its_error(directory: Path) -> None:
-    assert text_in(directory) == ("before", "")
-    assert text_in(directory / "absent") == (None, "")
+    assert read_state_file(directory) == ("before", "")
+    assert read_state_file(directory / "absent") == (None, "")
     (directory / "cpu_manager_state").unlink()
     (directory / "cpu_manager_state").mkdir()
-    assert text_in(directory)[0] is None
-    assert "it is not a regular file" in text_in(directory)[1]
+    assert read_state_file(directory)[0] is None
+    assert "it is not a regular file" in read_state_file(directory)[1]
