@@ -103,7 +103,7 @@ async def _serve_config(config: Config, early: EarlySocket | None) -> None:
     await _serve(
         daemon,
         lambda: _force_exit_after(daemon.config.drain_timeout + FORCED_EXIT_S),
-        predecessor.serving if predecessor is not None else lambda: None,
+        predecessor.report_serving if predecessor is not None else lambda: None,
     )
 
 

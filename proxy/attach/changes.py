@@ -20,7 +20,7 @@ from proxy.backends.kubelet.unit_files import Span
 from proxy.model.errors import PermissionDeniedError, TopoproxyError
 from proxy.topology.yaml_events import read_yaml
 
-OWN_DROP_IN = "zz-topoproxy.conf"
+DROP_IN_NAME = "zz-topoproxy.conf"
 _KEY = "containerRuntimeEndpoint"
 _EMPTY_KEY = re.compile(
     rf"(?:^|[{{,]\s*)[\"']?{_KEY}[\"']?[ \t]*:(?:[ \t]*(?:(\"\"|'')|(null|Null|NULL|~)(?=[\s,}}]|$))"
@@ -30,7 +30,7 @@ _EMPTY_KEY = re.compile(
 """The key without a value; the groups are its quotes and its null, if it has them."""
 _CHANGEABLE = ("etc", "run", "var")
 
-SHOWN = ("ActiveState", "SubState", "Result", "MainPID", "ControlGroup", "NRestarts")
+UNIT_PROPERTIES = ("ActiveState", "SubState", "Result", "MainPID", "ControlGroup", "NRestarts")
 
 
 def systemctl(arguments: Sequence[str], limit: float) -> str:
@@ -85,7 +85,7 @@ def enabled_state(unit: str) -> str:
 def unit_state(unit: str) -> dict[str, str]:
     """Return the properties that describe the state of a unit; empty if they cannot be read."""
     try:
-        text = systemctl(["show", unit, "-p", ",".join(SHOWN)], 10)
+        text = systemctl(["show", unit, "-p", ",".join(UNIT_PROPERTIES)], 10)
     except TopoproxyError:
         return {}
     return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
@@ -115,7 +115,7 @@ class FileChange(Struct, frozen=True):
         )
 
 
-def plan(files: KubeletFiles, root: Path, endpoint: str) -> list[FileChange]:
+def endpoint_changes(files: KubeletFiles, root: Path, endpoint: str) -> list[FileChange]:
     """Return the changes that point kubelet at an endpoint: of the file in effect, and of kubeadm's copy.
 
     Args:
@@ -126,10 +126,10 @@ def plan(files: KubeletFiles, root: Path, endpoint: str) -> list[FileChange]:
     Raises:
         TopoproxyError: A file cannot be changed in its present form.
     """
-    return list(_plan(files, root, endpoint))
+    return list(_endpoint_changes(files, root, endpoint))
 
 
-def _plan(files: KubeletFiles, root: Path, endpoint: str) -> Iterator[FileChange]:
+def _endpoint_changes(files: KubeletFiles, root: Path, endpoint: str) -> Iterator[FileChange]:
     value = files.effective
     if files.topoproxy_file is not None:
         if value is None or value.text != endpoint:
@@ -137,18 +137,18 @@ def _plan(files: KubeletFiles, root: Path, endpoint: str) -> Iterator[FileChange
     elif value is None:
         yield _with_key(files.config_file, root, endpoint)
     elif value.text != endpoint:
-        yield _changed(value, files, root, endpoint)
+        yield _changed_in_effect(value, files, root, endpoint)
     instance = files.instance
     if instance is not None and instance.text != endpoint:
         yield _checked(instance, root, endpoint)
 
 
-def _changed(value: Span, files: KubeletFiles, root: Path, endpoint: str) -> FileChange:
+def _changed_in_effect(value: Span, files: KubeletFiles, root: Path, endpoint: str) -> FileChange:
     if value is not files.flag:
         return _checked(value, root, endpoint)
     path = value.path.resolve().relative_to(root.resolve())
     if path.parts[0] in _CHANGEABLE:
-        return replaced(value, root, endpoint)
+        return value_change(value, root, endpoint)
     return _drop_in(value, files.unit, root, endpoint)
 
 
@@ -162,7 +162,7 @@ def _kubelet_argument(path: Path, root: Path, endpoint: str) -> FileChange:
     return FileChange(path, target.read_bytes() if target.is_file() else None, content.encode())
 
 
-def replaced(value: Span, root: Path, new: str) -> FileChange:
+def value_change(value: Span, root: Path, new: str) -> FileChange:
     """Change a value in place.
 
     Raises:
@@ -178,7 +178,7 @@ def replaced(value: Span, root: Path, new: str) -> FileChange:
 
 def _checked(value: Span, root: Path, endpoint: str) -> FileChange:
     """Change a configuration file, and check that only the endpoint differs."""
-    change = replaced(value, root, endpoint)
+    change = value_change(value, root, endpoint)
     _check(change, endpoint)
     return change
 
@@ -241,7 +241,7 @@ def _drop_in(value: Span, unit: str, root: Path, endpoint: str) -> FileChange:
         )
     clear = "ExecStart=\n" if setting.startswith("ExecStart") else ""
     content = f"# Made by topoproxy attach; topoproxy detach removes it.\n[Service]\n{clear}{setting}\n"
-    path = Path("/etc/systemd/system") / f"{unit}.d" / OWN_DROP_IN
+    path = Path("/etc/systemd/system") / f"{unit}.d" / DROP_IN_NAME
     target = root / path.relative_to("/")
     return FileChange(path, target.read_bytes() if target.is_file() else None, content.encode())
 
@@ -262,6 +262,8 @@ def copied_endpoints(
     """
     values = (files.flag, files.drop_in, files.config, files.instance)
     changes = [
-        replaced(value, root, previous) for value in values if value is not None and value.text == endpoint
+        value_change(value, root, previous)
+        for value in values
+        if value is not None and value.text == endpoint
     ]
     return [change for change in changes if change.path not in known]

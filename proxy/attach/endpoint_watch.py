@@ -69,7 +69,7 @@ class EndpointWatch:
             check: ``attached_kubelet`` of the node.
         """
         self._telemetry = telemetry
-        self._look = check
+        self._check_files = check
         self.found: AttachedKubelet | None = None
 
     async def run(self) -> None:
@@ -80,7 +80,7 @@ class EndpointWatch:
 
     async def check(self) -> None:
         """Report that the endpoint was reset, or that this problem is over."""
-        before, self.found = self.found, await asyncio.to_thread(self._look)
+        before, self.found = self.found, await asyncio.to_thread(self._check_files)
         was, reset = (each.reset if each is not None else "" for each in (before, self.found))
         if was and was != reset:
             self._telemetry.resolved(RESET)

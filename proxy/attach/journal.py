@@ -121,14 +121,14 @@ def _entry(entry: Path) -> FileChange:
     path = (entry / "path").read_text().removesuffix("\n")
     before = (entry / "before").read_bytes() if (entry / "before").exists() else None
     after = (entry / "after").read_bytes()
-    if (entry / "sums").read_text().split() != [_sum(before), _sum(after)]:
+    if (entry / "sums").read_text().split() != [_sha256(before), _sha256(after)]:
         raise ValueError(f"the copies of {path} are damaged")
     if not path.startswith("/") or ".." in Path(path).parts:
         raise ValueError(f"{path!r} is not an absolute path")
     return FileChange(Path(path), before, after)
 
 
-def _sum(data: bytes | None) -> str:
+def _sha256(data: bytes | None) -> str:
     return "-" if data is None else hashlib.sha256(data).hexdigest()
 
 
@@ -207,7 +207,7 @@ def _write_entry(entry: Path, change: FileChange, root: Path, kept: Path | None)
         ("path", f"{change.path}\n".encode()),
         ("after", change.after),
         ("made", made),
-        ("sums", f"{_sum(change.before)} {_sum(change.after)}\n".encode()),
+        ("sums", f"{_sha256(change.before)} {_sha256(change.after)}\n".encode()),
     ):
         write_file(entry / name, data)
 
@@ -225,7 +225,7 @@ def copy_as_is(source: Path, to: Path) -> None:
     write_file(to, source.read_bytes(), mode=status.st_mode & 0o7777, finish=finish)
 
 
-def mark(state: Path, stage: str) -> None:
+def set_stage(state: Path, stage: str) -> None:
     """Set the state of the journal.
 
     Raises:
@@ -279,10 +279,10 @@ def apply(change: FileChange, root: Path) -> None:
 
 def files_changed_by_others(journal: AttachJournal, root: Path) -> list[Path]:
     """Return the files that have neither their content before the attach nor that after it."""
-    return [c.path for c in journal.changes if _now(c, root) not in (c.before, c.after)]
+    return [c.path for c in journal.changes if _present_content(c, root) not in (c.before, c.after)]
 
 
-def _now(change: FileChange, root: Path) -> bytes | None:
+def _present_content(change: FileChange, root: Path) -> bytes | None:
     try:
         return (root / change.path.relative_to("/")).read_bytes()
     except FileNotFoundError:
@@ -298,7 +298,7 @@ def restore(state: Path, journal: AttachJournal, root: Path) -> None:
     Raises:
         CannotCreateError: A file cannot be written.
     """
-    for change, target in pending(journal, root):
+    for change, target in files_to_restore(journal, root):
         path = root / change.path.relative_to("/")
         try:
             if change.before is None:
@@ -315,11 +315,11 @@ def restore(state: Path, journal: AttachJournal, root: Path) -> None:
             (root / made.lstrip("/")).rmdir()
 
 
-def pending(journal: AttachJournal, root: Path) -> list[tuple[FileChange, bytes | None]]:
+def files_to_restore(journal: AttachJournal, root: Path) -> list[tuple[FileChange, bytes | None]]:
     """Return the files that a detach changes, and the new content of each; None if it is removed."""
     targets = []
     for change in journal.changes:
-        now = _now(change, root)
+        now = _present_content(change, root)
         if now == change.before:
             continue
         target = change.before

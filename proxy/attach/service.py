@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from proxy.attach import journal as journals
-from proxy.attach.changes import FileChange, enabled_state, plan, systemctl, unit_state
+from proxy.attach.changes import FileChange, enabled_state, endpoint_changes, systemctl, unit_state
 from proxy.attach.detach import undo
 from proxy.attach.journal import AttachJournal
 from proxy.attach.node import POLL_S, RESCUE, AttachNode
@@ -38,11 +38,11 @@ UNDO_SHARE = 0.25
 """The part of the deadline that is kept for the undo."""
 
 
-def planned(node: AttachNode) -> list[FileChange]:
+def planned_changes(node: AttachNode) -> list[FileChange]:
     """Return the changes that an attach would make now."""
     files = node.files()
-    changes = plan(files, node.root, node.endpoint)
-    if changes and _uses_us(node, files) and journals.load(node.state) is None:
+    changes = endpoint_changes(files, node.root, node.endpoint)
+    if changes and _uses_topoproxy(node, files) and journals.load(node.state) is None:
         _refuse_set_by_hand(node, files)
     return changes
 
@@ -67,7 +67,7 @@ def attach(node: AttachNode, timeout: float) -> str:
         node.report_progress("rolled back an interrupted attach")
         old = None
     files = node.files()
-    changes = plan(files, node.root, node.endpoint)
+    changes = endpoint_changes(files, node.root, node.endpoint)
     if not changes:
         if old is None:
             already = f"kubelet is configured to use {node.endpoint} already"
@@ -75,7 +75,7 @@ def attach(node: AttachNode, timeout: float) -> str:
         _wait_for_calls(node, old.unit, end, float("inf"))
         _place_again(node)
         return f"kubelet is attached already, and uses {node.endpoint}"
-    if old is None and _uses_us(node, files):
+    if old is None and _uses_topoproxy(node, files):
         _refuse_set_by_hand(node, files)
     previous = old.previous if old is not None else _previous(files)
     if not files.unit:
@@ -102,7 +102,7 @@ def attach(node: AttachNode, timeout: float) -> str:
         journals.write(node.state, journal, node.root)
         with _undone_on_failure(node, limit, f"{ROLLED_BACK}: kubelet uses {previous}"):
             _start(node, journal, end)
-            journals.mark(node.state, CHANGING)
+            journals.set_stage(node.state, CHANGING)
             _change(node, journal, changes, end)
     else:
         with _unchanged_on_failure(node):
@@ -166,9 +166,9 @@ def _previous(files: KubeletFiles) -> str:
     return files.effective.text if files.effective is not None else files.default
 
 
-def _uses_us(node: AttachNode, files: KubeletFiles) -> bool:
+def _uses_topoproxy(node: AttachNode, files: KubeletFiles) -> bool:
     """Return whether the file in effect already names topoproxy's socket, with or without a scheme."""
-    return files.effective is not None and _same(files.effective.text, str(node.listen))
+    return files.effective is not None and _is_same_socket(files.effective.text, str(node.listen))
 
 
 def _refuse_set_by_hand(node: AttachNode, files: KubeletFiles) -> NoReturn:
@@ -176,7 +176,7 @@ def _refuse_set_by_hand(node: AttachNode, files: KubeletFiles) -> NoReturn:
     value, instance = files.effective, files.instance
     assert value is not None
     message = f"cannot attach kubelet: {value.path} names {value.text}, and topoproxy attach did not set it"
-    if instance is not None and not _same(instance.text, str(node.listen)):
+    if instance is not None and not _is_same_socket(instance.text, str(node.listen)):
         message += f"; {instance.path} names {instance.text}: set {node.endpoint} there by hand, too"
     else:
         message += ": nothing is changed"
@@ -223,7 +223,7 @@ def _change(node: AttachNode, journal: AttachJournal, changes: list[FileChange],
     began = time.monotonic()
     systemctl(["restart", journal.unit], _remaining_s(end))
     _wait_for_calls(node, journal.unit, end, began)
-    journals.mark(node.state, ATTACHED)
+    journals.set_stage(node.state, ATTACHED)
 
 
 def _remaining_s(end: float) -> float:
@@ -246,13 +246,13 @@ def _wait_ready(node: AttachNode, previous: str, end: float) -> None:
             runtime = status.get("runtime")
             facts = runtime if isinstance(runtime, dict) else {}
             endpoint = str(facts.get("endpoint", ""))
-            if not _same(endpoint, previous):
+            if not _is_same_socket(endpoint, previous):
                 raise TopoproxyError(
                     f"cannot attach kubelet: it uses {previous}, and topoproxy forwards to {endpoint}:"
                     " set runtime in topoproxy's configuration to kubelet's endpoint"
                 )
             listen = str(status.get("listen") or node.listen)
-            if not _same(listen, str(node.listen)):
+            if not _is_same_socket(listen, str(node.listen)):
                 raise TopoproxyError(
                     f"cannot attach kubelet: the daemon listens on {listen}, and its configuration says"
                     f" {node.listen}: set ListenStream of topoproxy.socket to the same path, then restart"
@@ -268,7 +268,7 @@ def _wait_ready(node: AttachNode, previous: str, end: float) -> None:
         time.sleep(POLL_S)
 
 
-def _same(first: str, other: str) -> bool:
+def _is_same_socket(first: str, other: str) -> bool:
     """Return whether two endpoints are one socket."""
     other = other.replace("${SNAP_COMMON}", "/var/snap/microk8s/common")
     return Path(first.removeprefix("unix://")).resolve() == Path(other.removeprefix("unix://")).resolve()

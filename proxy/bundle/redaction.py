@@ -146,7 +146,7 @@ class Redactor:
         self._names = {name for name in names if name}
         self._marks: dict[str, str] = {}
 
-    def know_names(self, names: Iterable[object]) -> None:
+    def add_names(self, names: Iterable[object]) -> None:
         """Keep names of pods and containers from now on: DNS names, uids and ids, and paths made of them."""
         for name in names:
             if isinstance(name, str) and all(_NAME.fullmatch(part) for part in name.split("/")):
@@ -198,7 +198,7 @@ class Redactor:
         return f'{self.text(match["head"])}"{quoted}"{self.text(line[match.end() :])}'
 
     def _of_key(self, key: str, value: object, above: str) -> object:
-        if self._known(key):
+        if self._is_known(key):
             return self.value(value, key, above)
         return self._of_user(value)
 
@@ -206,7 +206,7 @@ class Redactor:
         return value if isinstance(value, bool | int | float) or value is None else self._replace(str(value))
 
     def _key(self, key: str) -> str:
-        return key if self._known(key) else self._replace(key)
+        return key if self._is_known(key) else self._replace(key)
 
     def _piece(self, match: re.Match[str]) -> str:
         if match["credential"] is not None:
@@ -217,7 +217,7 @@ class Redactor:
             return self._quoted(match["quoted"])
         key, value = match["key"], match["value"]
         if key not in LOG_KEYS:
-            kept = key if self._known(key) else self._replace(key)
+            kept = key if self._is_known(key) else self._replace(key)
             return f"{match['dashes']}{kept}={self._replace(value) if value else ''}"
         if value[:1] == '"':
             return f'{match["dashes"]}{key}="{self.text(value[1:-1])}"'
@@ -225,14 +225,14 @@ class Redactor:
 
     def _quoted(self, text: str) -> str:
         inner = text[1:-1]
-        known = not inner or (len(inner.split()) == 1 and self._known(inner) and not inner.isdigit())
+        known = not inner or (len(inner.split()) == 1 and self._is_known(inner) and not inner.isdigit())
         return text if known else f"{text[0]}{self._replace(inner)}{text[-1]}"
 
     def _chunk(self, chunk: str) -> str:
         bare = chunk.rstrip(_PUNCTUATION)
-        return chunk if not bare or self._known(bare) else self._replace(bare) + chunk[len(bare) :]
+        return chunk if not bare or self._is_known(bare) else self._replace(bare) + chunk[len(bare) :]
 
-    def _known(self, chunk: str) -> bool:
+    def _is_known(self, chunk: str) -> bool:
         if chunk in self._identifiers or chunk in self._names or chunk.removeprefix("unix://") in self._names:
             return True
         if any(pattern.fullmatch(chunk) for pattern in _HARMLESS):
@@ -242,7 +242,7 @@ class Redactor:
         if "://" in chunk and "@" in chunk:
             return False
         if "/" in chunk:
-            return all(not part or self._known(part) for part in chunk.removeprefix("unix:").split("/"))
+            return all(not part or self._is_known(part) for part in chunk.removeprefix("unix:").split("/"))
         return self._is_words_of_source(chunk)
 
     def _is_words_of_source(self, chunk: str) -> bool:

@@ -45,7 +45,7 @@ DECIDED_PODS = 100
 DECISIONS_S = 20.0
 """For at most this long, decisions of at most this many pods are requested, the newest first."""
 UNIT = "topoproxy.service"
-_STAMP = re.compile(r"\d{1,11}\.\d{3} ")
+_JOURNAL_TIME = re.compile(r"\d{1,11}\.\d{3} ")
 """Seconds since the epoch, before each record of the journal."""
 PAGES = {
     "status.json": "/status",
@@ -67,7 +67,7 @@ PACKAGES = (
     "PyYAML",
     "lightkube",
 )
-_NAMES = (
+_NAME_KEYS = (
     "id",
     "ref",
     "pod",
@@ -100,7 +100,7 @@ class BundleSettings(Struct, frozen=True):
     now: float
 
 
-class Collected(Struct, frozen=True):
+class BundleContent(Struct, frozen=True):
     """The content of a bundle.
 
     Attributes:
@@ -130,7 +130,7 @@ class AbsentError(Exception):
     """A source does not exist; the message says why."""
 
 
-def collect(settings: BundleSettings) -> Collected:
+def collect(settings: BundleSettings) -> BundleContent:
     """Read all sources, and redact them.
 
     Args:
@@ -147,7 +147,7 @@ def collect(settings: BundleSettings) -> Collected:
         except Exception as error:  # noqa: BLE001 - a new fault in one source must not lose the others
             absent[name] = f"cannot be read: {type(error).__name__}"
     for source in (raw.get("status.json"), raw.get("ledger.json"), raw.get("decisions.json")):
-        redactor.know_names(_names(source))
+        redactor.add_names(_names(source))
     members, cut = {}, {}
     for name, content in raw.items():
         text, whole = (content.text, content.size) if isinstance(content, TextEnd) else (content, 0)
@@ -164,7 +164,7 @@ def collect(settings: BundleSettings) -> Collected:
         "configuration": redactor.text(settings.refused),
         "redacted": redactor.replaced,
     }
-    return Collected({"manifest.json": _json(manifest), **members}, absent, redactor.replaced)
+    return BundleContent({"manifest.json": _json(manifest), **members}, absent, redactor.replaced)
 
 
 def _sources(settings: BundleSettings) -> dict[str, Callable[[], object]]:
@@ -293,7 +293,7 @@ def _line(redactor: Redactor, line: str) -> str:
 
     A line from the journal begins with the time (``_journal``).
     """
-    stamp = _STAMP.match(line)
+    stamp = _JOURNAL_TIME.match(line)
     start, record = (line[: stamp.end()], line[stamp.end() :]) if stamp else ("", line)
     if record.startswith("{"):
         try:
@@ -337,7 +337,7 @@ def _names(value: object) -> Iterator[object]:
     """Return the names of pods and containers in an answer or in the ledger."""
     if isinstance(value, dict):
         for key, part in value.items():
-            if key in _NAMES:
+            if key in _NAME_KEYS:
                 yield part
             if key not in ("labels", "annotations"):
                 yield from _names(part)

@@ -121,7 +121,7 @@ def attach(file: Path | None, dry_run: bool, yes: bool, timeout: float, root: Pa
     from proxy.attach import service
 
     node = node_for(file, root)
-    changes = service.planned(node)
+    changes = service.planned_changes(node)
     for change in changes:
         click.echo(change.diff(), nl=False)
     if dry_run:

@@ -34,7 +34,7 @@ def detach(
     node = node_for(file, root)
     journal = journals.load(node.state)
     if journal is not None:
-        for change, target in journals.pending(journal, node.root):
+        for change, target in journals.files_to_restore(journal, node.root):
             path = node.root / change.path.relative_to("/")
             now = path.read_bytes() if path.is_file() else None
             removed = "" if target is not None else f"{change.path} is removed\n"

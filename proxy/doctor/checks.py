@@ -16,17 +16,17 @@ from msgspec import Struct, structs
 from proxy.doctor.facts import DoctorFacts, EndpointSetting
 from proxy.model.phrases import counted
 
-EARLIEST = 1_750_000_000.0
+EARLIEST_CLOCK_S = 1_750_000_000.0
 """Seconds since the epoch (June 2025): a clock before that was never set."""
-ROOM, LITTLE_ROOM = 16 << 20, 256 << 20
+FAIL_BELOW_BYTES, WARN_BELOW_BYTES = 16 << 20, 256 << 20
 """Bytes free on the disk of the ledger: below the first the check fails, below the second it warns."""
-FILES = 1024
+LEAST_OPEN_FILES = 1024
 """Open files of the daemon: each connection and each watched cgroup takes one."""
 EXPIRES_S = 14 * 86400.0
 """A certificate should be renewed within this many seconds before it expires."""
 OLDEST_CONTAINERD, FIXED_RUNC = (1, 6, 0), (1, 1, 6)
 """The first containerd that is supported; the first runc that sends CPUs to systemd in the right order."""
-QUIET_S = 300.0
+WITHOUT_CALLS_S = 300.0
 """Seconds without a call after which a check warns: kubelet lists containers several times a minute."""
 
 
@@ -178,12 +178,12 @@ def _runtime_version(facts: DoctorFacts) -> Outcome:
     if runtime.problem:
         return SKIP, "the runtime does not answer", ""
     name, _, version = runtime.version.partition(" ")
-    if name == "containerd" and _number(version) < OLDEST_CONTAINERD:
+    if name == "containerd" and _version_numbers(version) < OLDEST_CONTAINERD:
         return FAIL, f"{runtime.version} is too old", "install containerd 1.6 or later"
     driver = runtime.driver or facts.kubelet.driver
     # On cgroup v1 systemd does not write cpusets.
     systemd = facts.cgroups.version == 2 and driver != "cgroupfs"
-    if runtime.runc and systemd and _number(runtime.runc) < FIXED_RUNC:
+    if runtime.runc and systemd and _version_numbers(runtime.runc) < FIXED_RUNC:
         known = "" if driver == "systemd" else ", if the cgroup driver is systemd"
         return (
             WARN,
@@ -193,7 +193,7 @@ def _runtime_version(facts: DoctorFacts) -> Outcome:
     return OK, f"{runtime.version} has no known fault", ""
 
 
-def _number(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     """Read a version such as ``v1.6.20~ds1``; one that cannot be read counts as newer than all others."""
     match = _VERSION.match(version)
     return tuple(map(int, match.groups())) if match else (1 << 30,)
@@ -206,17 +206,17 @@ def _kubelet_endpoint(facts: DoctorFacts) -> Outcome:
     advice = f"topoproxy attach sets unix://{listen} in the file that is in effect, and restarts kubelet"
     if facts.attach.directory:
         advice = "topoproxy attach sets it again, and restarts kubelet"
-    if kubelet.running is not None and not _is(kubelet.running, listen):
+    if kubelet.running is not None and not _names_socket(kubelet.running, listen):
         return FAIL, f"{kubelet.running.place} names {kubelet.running.endpoint}", advice
     effective, instance = kubelet.effective, kubelet.instance
     if effective is None and kubelet.running is None:
         return FAIL, f"no file in {kubelet.directory} names a runtime endpoint that is in effect", advice
-    if effective is not None and not _is(effective, listen):
+    if effective is not None and not _names_socket(effective, listen):
         return FAIL, f"{effective.place} names {effective.endpoint}", advice
-    if instance is not None and not _is(instance, listen):
+    if instance is not None and not _names_socket(instance, listen):
         message = f"{instance.place} names {instance.endpoint}: kubeadm upgrade writes it to config.yaml"
         return WARN, message, advice
-    others = [setting for setting in kubelet.overridden if not _is(setting, listen)]
+    others = [setting for setting in kubelet.overridden if not _names_socket(setting, listen)]
     notes = [f"; {other.place} names {other.endpoint}, which has no effect" for other in others]
     return OK, f"kubelet uses unix://{listen}{''.join(notes)}", ""
 
@@ -241,7 +241,7 @@ def _attach_journal(facts: DoctorFacts) -> Outcome:
     return OK, f"the journal of the attach in {attach.directory} is complete", ""
 
 
-def _is(setting: EndpointSetting, listen: str) -> bool:
+def _names_socket(setting: EndpointSetting, listen: str) -> bool:
     return setting.endpoint.removeprefix("unix://") == listen
 
 
@@ -288,7 +288,7 @@ def _kubelet_calls(facts: DoctorFacts) -> Outcome:
         if not daemon.pods:
             return SKIP, "no client is connected, and there are no pods", ""
         return FAIL, f"no client is connected, although there are {counted(daemon.pods, 'pod')}", advice
-    if daemon.last_call_s is None or daemon.last_call_s > QUIET_S:
+    if daemon.last_call_s is None or daemon.last_call_s > WITHOUT_CALLS_S:
         ago = "since its start" if daemon.last_call_s is None else f"for {daemon.last_call_s:.0f} s"
         return WARN, f"{counted(daemon.clients, 'client')} connected, but no call {ago}", advice
     return OK, f"{counted(daemon.clients, 'client')}, last call {daemon.last_call_s:.0f} s ago", ""
@@ -308,11 +308,11 @@ def _open_files(facts: DoctorFacts) -> Outcome:
     limit = facts.daemon.open_files
     if limit is None:
         return SKIP, "the limits of the daemon's process cannot be read", ""
-    if limit < FILES:
+    if limit < LEAST_OPEN_FILES:
         return (
             FAIL,
             f"the daemon may open {limit} files only",
-            f"set LimitNOFILE to {FILES} or more in its unit",
+            f"set LimitNOFILE to {LEAST_OPEN_FILES} or more in its unit",
         )
     return OK, f"the daemon may open {limit} files", ""
 
@@ -352,8 +352,8 @@ def _disk(facts: DoctorFacts) -> Outcome:
     if state.free_bytes is None:
         return SKIP, f"the free space for {state.directory} is not known", ""
     message = f"{state.free_bytes >> 20} MiB are free for {state.directory}"
-    if state.free_bytes < LITTLE_ROOM:
-        return (FAIL if state.free_bytes < ROOM else WARN), message, advice
+    if state.free_bytes < WARN_BELOW_BYTES:
+        return (FAIL if state.free_bytes < FAIL_BELOW_BYTES else WARN), message, advice
     return OK, message, ""
 
 
@@ -395,7 +395,7 @@ def _socket_modes(facts: DoctorFacts) -> Outcome:
 
 
 def _clock(facts: DoctorFacts) -> Outcome:
-    if facts.now < EARLIEST:
+    if facts.now < EARLIEST_CLOCK_S:
         return FAIL, "the clock of the node was never set", "start a time service such as chrony"
     return OK, "the clock of the node is set", ""
 

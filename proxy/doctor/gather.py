@@ -78,12 +78,12 @@ AUDIT_LOG = Path("/var/log/audit/audit.log")
 RUNC = tuple(Path(directory, "runc") for directory in ("/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin"))
 _RUNC_VERSION = re.compile(r"^runc version (\S+)", re.MULTILINE)
 _DENIED = re.compile(rb'^.*(?:avc: +denied|apparmor="DENIED").*topoproxy.*$', re.MULTILINE)
-_TAIL = 1 << 20
+_AUDIT_TAIL_BYTES = 1 << 20
 """How many bytes at the end of the audit log are read."""
 _DRIVER = re.compile(r"^\s*cgroupDriver:\s*[\"']?(\w+)", re.MULTILINE)
 _POLICY = re.compile(r'"policyName"\s*:\s*"(\w+)"')
 _OPEN_FILES = re.compile(r"^Max open files\s+(\d+)", re.MULTILINE)
-_SMALL = 1 << 20
+_SMALL_FILE_BYTES = 1 << 20
 
 
 class NodePaths(Struct, frozen=True):
@@ -102,16 +102,16 @@ class NodePaths(Struct, frozen=True):
     wall_clock: Callable[[], float] = time.time
 
 
-def gather(config: Config, refused: str, timeout: float, places: NodePaths | None = None) -> DoctorFacts:
+def gather(config: Config, refused: str, timeout: float, node_paths: NodePaths | None = None) -> DoctorFacts:
     """Read everything.
 
     Args:
         config: The configuration; the defaults if it is refused.
         refused: Why it is refused; empty if it is not.
         timeout: Seconds for the answer of the daemon.
-        places: Other paths that are read.
+        node_paths: Other paths that are read.
     """
-    places = places or NodePaths()
+    node_paths = node_paths or NodePaths()
     unread: dict[str, str] = {}
     faults: dict[str, str] = {}
     read = partial(_read, unread, faults)
@@ -120,7 +120,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
     nothing: tuple[str, ...] = ()
     open_files = _read(unread, faults, "configuration", partial(_exposed, config), nothing)
     return DoctorFacts(
-        now=places.wall_clock(),
+        now=node_paths.wall_clock(),
         configuration=ConfigurationFacts(
             config.source,
             refused,
@@ -133,7 +133,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
         machine=problem,
         partly_reserved="" if machine is None or problem else partly_reserved_cores(config, machine),
         cgroups=read("cgroups", lambda: _cgroups(config), CgroupFacts()),
-        runtime=read("runtime", lambda: _runtime(config, places), RuntimeFacts()),
+        runtime=read("runtime", lambda: _runtime(config, node_paths), RuntimeFacts()),
         kubelet=read("kubelet", lambda: _kubelet(config), KubeletSetup()),
         attach=read("attach", lambda: _attach(config.state_dir), AttachFacts()),
         daemon=read("daemon", lambda: _daemon(config, timeout), DaemonFacts()),
@@ -141,8 +141,8 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
         sockets=read("sockets", lambda: tuple(_sockets(config)), ()),
         certificates=read("certificates", lambda: tuple(_certificates(config)), ()),
         hooks=read("hooks", lambda: _hooks(config), ()),
-        writers=read("writers", lambda: tuple(_writers(config, places)), ()),
-        denials=read("denials", lambda: _denials(places.audit), None),
+        writers=read("writers", lambda: tuple(_writers(config, node_paths)), ()),
+        denials=read("denials", lambda: _denials(node_paths.audit), None),
         unread=unread,
         faults=faults,
     )
@@ -217,7 +217,7 @@ def _cgroups(config: Config) -> CgroupFacts:
     return CgroupFacts("", groups.version, tuple(lacking))
 
 
-def _runtime(config: Config, places: NodePaths) -> RuntimeFacts:
+def _runtime(config: Config, node_paths: NodePaths) -> RuntimeFacts:
     runtime = GrpcRuntime(str(config.runtime), RUNTIME_S)
     try:
         version = runtime.version()
@@ -225,7 +225,7 @@ def _runtime(config: Config, places: NodePaths) -> RuntimeFacts:
             driver = runtime.cgroup_driver()
         except (UnavailableError, RuntimeCallError):
             driver = ""
-        return RuntimeFacts("", version, driver, _runc(places.runc))
+        return RuntimeFacts("", version, driver, _runc(node_paths.runc))
     except (UnavailableError, RuntimeCallError) as error:
         _require_usable(config.runtime)
         return RuntimeFacts(str(error))
@@ -268,8 +268,8 @@ def _denials(log: Path) -> int | None:
     """Count the actions of the daemon that the kernel has denied, according to the end of the audit log."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            return len(_DENIED.findall(file.read(_TAIL)))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _AUDIT_TAIL_BYTES))
+            return len(_DENIED.findall(file.read(_AUDIT_TAIL_BYTES)))
     except OSError:
         return None
 
@@ -322,7 +322,7 @@ def _require_readable(path: Path) -> None:
         PermissionError: The file may not be read.
     """
     try:
-        read_small_file(str(path), _SMALL)
+        read_small_file(str(path), _SMALL_FILE_BYTES)
     except PermissionError:
         raise
     except (OSError, ValueError):
@@ -450,13 +450,13 @@ def _certificates(config: Config) -> Iterator[CertificateFacts]:
         yield CertificateFacts(str(path), str(error))
 
 
-def _writers(config: Config, places: NodePaths) -> Iterator[str]:
+def _writers(config: Config, node_paths: NodePaths) -> Iterator[str]:
     names = set()
     for entry in _entries(config.procfs_root):
         if entry.name.isdigit() and (name := (_text(entry / "comm") or "").strip()) in WRITERS:
             names.add(f"process {name}")
     yield from sorted(names)
-    for plugin in _entries(places.nri):
+    for plugin in _entries(node_paths.nri):
         yield f"NRI plugin {plugin}"
 
 
@@ -470,6 +470,6 @@ def _entries(directory: Path) -> list[Path]:
 def _text(path: Path) -> str | None:
     """Read a small file; None if that is not possible."""
     try:
-        return read_small_file(str(path), _SMALL)[0].decode("utf-8", "replace")
+        return read_small_file(str(path), _SMALL_FILE_BYTES)[0].decode("utf-8", "replace")
     except (OSError, ValueError):
         return None

@@ -52,15 +52,15 @@ class LazyStaging:
     def actions(self) -> Mapping[str, Route]:
         """Return the handlers of requests at the admin socket that change something."""
         return {
-            "/enforce/pause": lambda: self._pause(paused=True),
-            "/enforce/resume": lambda: self._pause(paused=False),
+            "/enforce/pause": lambda: self._set_paused(paused=True),
+            "/enforce/resume": lambda: self._set_paused(paused=False),
         }
 
     def answer(self) -> dict[str, object]:
         """Return the page of ``topoproxy enforce status``."""
         return {"schema": schema_ids.ENFORCE, **self.page()}
 
-    def _pause(self, *, paused: bool) -> dict[str, object]:
+    def _set_paused(self, *, paused: bool) -> dict[str, object]:
         """Pause before the next step, or continue.
 
         Raises:
@@ -101,7 +101,7 @@ class LazyStaging:
             self._made.close()
 
 
-def _undecided(do: str) -> Route:
+def _refusing_route(do: str) -> Route:
     """Return a route of a daemon that decides nothing."""
 
     def refuse() -> dict[str, object]:
@@ -110,9 +110,9 @@ def _undecided(do: str) -> Route:
     return refuse
 
 
-PASSTHROUGH_ROUTES: Mapping[str, Route] = {"/enforce": _undecided("show")}
+PASSTHROUGH_ROUTES: Mapping[str, Route] = {"/enforce": _refusing_route("show")}
 PASSTHROUGH_ACTIONS: Mapping[str, Route] = {
-    "/enforce/pause": _undecided("pause"),
-    "/enforce/resume": _undecided("resume"),
+    "/enforce/pause": _refusing_route("pause"),
+    "/enforce/resume": _refusing_route("resume"),
 }
 """The answer of the admin socket in mode passthrough."""

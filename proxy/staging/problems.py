@@ -26,7 +26,7 @@ class PodProblems:
         self._message = message
         self._telemetry = telemetry
 
-    def note(self, key: str, ref: str, why: str) -> None:
+    def report(self, key: str, ref: str, why: str) -> None:
         """Report the problem of a pod.
 
         Args:
@@ -37,7 +37,7 @@ class PodProblems:
         self.reasons[key], self._refs[key] = why, ref
         self._telemetry.problem(self._message, pod=ref, err=why)
 
-    def keep(self, keys: Container[str]) -> None:
+    def end_others(self, keys: Container[str]) -> None:
         """End the problems of all other pods."""
         for key in [key for key in self.reasons if key not in keys]:
             del self.reasons[key]

@@ -37,12 +37,12 @@ from proxy.release.runtime_updates import Progress, RuntimeUpdater
 from proxy.staging.problems import PodProblems
 from proxy.telemetry import metrics
 
-AGAIN = Backoff(5.0, 300.0)
+RETRY_BACKOFF = Backoff(5.0, 300.0)
 """Seconds before a pod to which the plan could not be applied is tried again."""
 ROUNDS = 20
 """The most rounds in which a step tries to restore its pods; the next step continues."""
 PAUSE_S = 0.1
-BUSY = "the runtime is still busy with it"
+RUNTIME_BUSY = "the runtime is still busy with it"
 
 
 class StagedEnforcement:
@@ -57,7 +57,7 @@ class StagedEnforcement:
         self._executor = executor
         self._worker = Worker("staging", executor.report_internal_error)
         executor.health.watch(self._worker)
-        self._retries = RetryTimes[str](AGAIN)
+        self._retries = RetryTimes[str](RETRY_BACKOFF)
         self._not_applied = PodProblems("cannot apply the plan to a running pod", executor.telemetry)
         self._not_given_back = PodProblems("cannot give a pod back", executor.telemetry)
 
@@ -102,13 +102,13 @@ class StagedEnforcement:
             executor.store.handle(EnforcementStepFailed(frozenset(failed)))
         for key, why in failed.items():
             self._retries.failed(key, executor.clock())
-            self._not_applied.note(key, _ref(existing, key), why)
+            self._not_applied.report(key, _ref(existing, key), why)
         applied = {c.pod.key for c in to_apply} - failed.keys()
         back = [c for c in self._containers(keys) if c.pod.key not in applied]
         failed_to_restore = await self._give_back(back)
         executor.store.handle(EnforcementStepDone(frozenset(keys) - failed_to_restore.keys()))
         for key, why in failed_to_restore.items():
-            self._not_given_back.note(key, _ref(back, key), why)
+            self._not_given_back.report(key, _ref(back, key), why)
         self._forget()
         restored = {c.pod.key for c in back} - failed_to_restore.keys() - failed.keys()
         self._remember(applied, restored)
@@ -134,8 +134,8 @@ class StagedEnforcement:
         state = self._executor.state
         now, live = state.enforcement, live_pods(state).keys()
         moving, waiting = now.moving & live, (now.moving | now.lagging) & live
-        self._not_given_back.keep(moving)
-        self._not_applied.keep(waiting)
+        self._not_given_back.end_others(moving)
+        self._not_applied.end_others(waiting)
         self._retries.keep(waiting)
 
     def _report(self, applied: Collection[str], restored: Collection[str]) -> None:
@@ -283,5 +283,5 @@ def _remaining(
     for container in containers:
         own_errors = [errors[container.id]] if container.id in errors else []
         if own_errors or shared or container.id in unsent:
-            reasons.setdefault(container.pod.key, []).extend([*own_errors, *shared] or [BUSY])
+            reasons.setdefault(container.pod.key, []).extend([*own_errors, *shared] or [RUNTIME_BUSY])
     return {key: "; ".join(dict.fromkeys(why)) for key, why in reasons.items()}

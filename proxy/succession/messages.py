@@ -21,7 +21,7 @@ CALLS: Final = "calls"
 SERVING: Final = "serving"
 FAILED: Final = "failed: "
 """The beginning of the admin socket's page about a replacement that has failed."""
-_BYTES: Final = 1 << 16
+_MESSAGE_BYTES: Final = 1 << 16
 """The longest message; messages with CPUs take some bytes for each CPU."""
 
 
@@ -37,7 +37,7 @@ def receive(channel: socket.socket, fds: int, expected: str = "") -> tuple[bytes
         UnavailableError: No message came, or an unexpected one.
     """
     try:
-        data, descriptors, flags, _ = socket.recv_fds(channel, _BYTES, fds)
+        data, descriptors, flags, _ = socket.recv_fds(channel, _MESSAGE_BYTES, fds)
     except TimeoutError as error:
         raise UnavailableError("cannot replace the daemon: no answer in time") from error
     except OSError as error:
@@ -45,7 +45,7 @@ def receive(channel: socket.socket, fds: int, expected: str = "") -> tuple[bytes
     if not data:
         raise UnavailableError("cannot replace the daemon: the other process has ended")
     if flags & socket.MSG_TRUNC:
-        raise UnavailableError(f"cannot replace the daemon: a message is longer than {_BYTES} bytes")
+        raise UnavailableError(f"cannot replace the daemon: a message is longer than {_MESSAGE_BYTES} bytes")
     if len(descriptors) != fds or (expected and data != expected.encode()):
         raise UnavailableError(f"cannot replace the daemon: unexpected message {data[:100]!r}")
     return data, descriptors

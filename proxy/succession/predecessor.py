@@ -16,7 +16,7 @@ from proxy.succession.messages import CALLS, QUIET, READY, SERVING, SUCCEEDS, re
 if TYPE_CHECKING:
     from proxy.executor.former_calls import RelayedCall
 
-LONGEST = 1024
+LONGEST_NAME_BYTES = 1024
 """The most bytes of a call's name."""
 
 
@@ -91,7 +91,7 @@ class Predecessor:
             data, _ = receive(self._channel, 0)
             self.relayed.append(msgspec.json.decode(data, type=RelayedCall))
 
-    def serving(self) -> None:
+    def report_serving(self) -> None:
         """Report that calls are answered."""
         self._send(SERVING)
         if not self._follows:
@@ -112,7 +112,7 @@ class Predecessor:
 
     def _read(self, over: Callable[[str], None], all_over: Callable[[], None]) -> None:
         try:
-            name = self._channel.recv(LONGEST)
+            name = self._channel.recv(LONGEST_NAME_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

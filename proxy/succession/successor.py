@@ -19,7 +19,7 @@ from proxy.succession.messages import CALLS, QUIET, SERVING, SUCCEEDS, receive
 
 PREPARE_S, SERVE_S = 300.0, 120.0
 """Seconds until a successor must have prepared, and seconds until it must serve after it has the state."""
-AGAIN_S = 0.1
+RESEND_S = 0.1
 """Seconds until a message for which the channel had no room is sent again."""
 
 
@@ -34,7 +34,7 @@ class Successor:
         """Use a channel to a process that has prepared."""
         self._channel = channel
         self.pid = pid
-        self._over: list[str] = []
+        self._ended_calls: list[str] = []
         self._serves = False
 
     @classmethod
@@ -111,19 +111,19 @@ class Successor:
         Args:
             name: The name of the call.
         """
-        self._over.append(name)
+        self._ended_calls.append(name)
         if self._serves:
             self._send()
 
     def _send(self) -> None:
         try:
-            while self._over:
-                self._channel.send(self._over[0].encode())
-                del self._over[0]
+            while self._ended_calls:
+                self._channel.send(self._ended_calls[0].encode())
+                del self._ended_calls[0]
         except BlockingIOError:
-            asyncio.get_running_loop().call_later(AGAIN_S, self._send)
+            asyncio.get_running_loop().call_later(RESEND_S, self._send)
         except OSError:  # the process has ended; a later one is not the successor of this daemon
-            self._over.clear()
+            self._ended_calls.clear()
 
 
 def _start(fd: int) -> None:

@@ -52,8 +52,8 @@ class LazyTakeover:
             from proxy.takeover.writer import TakeoverWriter
 
             directory, backups = self._config.kubelet.state_dir, self._config.state_dir / "takeover"
-            places = TakeoverPaths(directory, self._config.procfs_root)
-            self._made = Takeover(self._executor, TakeoverWriter(self._ledger, directory, backups), places)
+            paths = TakeoverPaths(directory, self._config.procfs_root)
+            self._made = Takeover(self._executor, TakeoverWriter(self._ledger, directory, backups), paths)
             self._made.recover()
         return self._made
 

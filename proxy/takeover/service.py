@@ -133,18 +133,18 @@ class Takeover:
         self,
         executor: NodeExecutor,
         writer: TakeoverWriter,
-        places: TakeoverPaths,
+        paths: TakeoverPaths,
     ) -> None:
         """Store the parts; the caller then calls ``recover``.
 
         Args:
             executor: Its rules follow the record.
             writer: Keeps the record.
-            places: The paths.
+            paths: The paths.
         """
         self._executor = executor
         self._writer = writer
-        self._places = places
+        self._paths = paths
         self._worker = Worker("takeover", executor.report_internal_error)
         executor.health.watch(self._worker)
         self._lock = asyncio.Lock()
@@ -248,7 +248,7 @@ class Takeover:
         await self._executor.kubelet_cpus.refresh(self._worker)
         state, ready = self._executor.state, self._executor.reconciled.is_set()
         inputs = TakeoverInputs(
-            self._places.kubelet,
+            self._paths.kubelet,
             CpuManagerFile(),
             self._executor.kubelet_cpus.manager,
             owning=owning_containers(state),
@@ -276,7 +276,7 @@ class Takeover:
         return dataclasses.replace(
             inputs,
             file=CpuManagerFile(None, problem) if problem else CpuManagerFile.of(text),
-            running=signs_of_kubelet(self._places.kubelet, self._places.procfs),
+            running=signs_of_kubelet(self._paths.kubelet, self._paths.procfs),
             unwritable=self._writer.unwritable(),
             static_pods=frozenset(static_pods),
             memory_policy=_memory_policy(inputs.directory),

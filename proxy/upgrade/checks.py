@@ -9,7 +9,7 @@ from msgspec import Struct
 from proxy.doctor.checks import CheckResult, Finding
 from proxy.observe.json_access import as_list, as_map
 
-NAMED = 8
+SHOWN_NAMES = 8
 """How many keys, names or lines a finding shows."""
 HOOKS_ADVICE = "topoproxy hooks validate has details"
 OK, WARN, FAIL, SKIP = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL, CheckResult.SKIP
@@ -20,7 +20,7 @@ class UpgradeFacts(Struct, frozen=True):
 
     Attributes:
         running: The running daemon's report about itself (``/interface``); empty if there is none.
-        silent: Why there is no report.
+        no_report_reason: Why there is no report.
         installed: The same report of this version, with the configuration as this version reads it.
         refused: Why this version refuses the configuration; empty if it does not.
         ledger: Why this version does not use the ledger; empty if it does. None if there is no ledger.
@@ -30,7 +30,7 @@ class UpgradeFacts(Struct, frozen=True):
     """
 
     running: Mapping[str, object]
-    silent: str
+    no_report_reason: str
     installed: Mapping[str, object]
     refused: str = ""
     ledger: str | None = ""
@@ -50,7 +50,7 @@ def _version(facts: UpgradeFacts) -> Finding:
         return Finding(
             "version",
             WARN,
-            f"the running version is not known: {facts.silent}",
+            f"the running version is not known: {facts.no_report_reason}",
             "start the daemon, and repeat",
         )
     running = facts.running["version"]
@@ -205,5 +205,5 @@ def _formats(ledger: Mapping[str, object]) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more

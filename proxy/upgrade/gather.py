@@ -41,21 +41,21 @@ def gather(
         running: The interfaces of the running version; read from the daemon if None.
         directories: The directories of installed units, the one with the highest priority first.
     """
-    silent, queried = "", running is None
+    no_report_reason, queried = "", running is None
     if running is None:
         try:
             running = as_map(query_admin(socket, "/interface", timeout))
             if not isinstance(running.get("version"), str):
-                running, silent = {}, f"the answer of the daemon at {socket} does not name it"
+                running, no_report_reason = {}, f"the answer of the daemon at {socket} does not name it"
         except TopoproxyError as error:
-            running, silent = {}, str(error)
+            running, no_report_reason = {}, str(error)
     if not refused:
         config, refused = _with_options(config, running)
     unusable = list(_unusable_hooks(config.hooks))
     broken = _broken_hooks(socket, timeout) if unusable and queried else set()
     return UpgradeFacts(
         running,
-        silent,
+        no_report_reason,
         interface(config),
         refused,
         _ledger(config),

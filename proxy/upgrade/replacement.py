@@ -48,8 +48,8 @@ def replace_daemon(
         UnavailableError: The daemon does not answer (any more), or is of a version that cannot be replaced.
         PermissionDeniedError: Only root may replace the daemon.
     """
-    end, former = time.monotonic() + timeout, {_owner(admin)}
-    if after is not None and (other := _owner_or_none(after)):
+    end, former = time.monotonic() + timeout, {_listening_pid(admin)}
+    if after is not None and (other := _listening_pid_or_zero(after)):
         former.add(other)
     query_admin(admin, "/successor", timeout, act=True)
     pid, reason = 0, ""
@@ -70,7 +70,7 @@ def _not_replaced(admin: Path, after: Path | None, timeout: float) -> TopoproxyE
     """Return why no process has replaced the daemon: the daemon continues, or it has ended too."""
     message = f"cannot replace the daemon in {timeout:g} seconds"
     try:
-        _owner(admin)
+        _listening_pid(admin)
     except UnavailableError:
         sockets = " or ".join(dict.fromkeys(str(path) for path in (admin, after) if path is not None))
         return UnavailableError(f"{message}: no process answers at {sockets}: systemctl status topoproxy")
@@ -84,12 +84,12 @@ def _successor(admin: Path, after: Path | None, former: Collection[int]) -> tupl
         TopoproxyError: The former process continues.
     """
     try:
-        pid = _owner(admin)
+        pid = _listening_pid(admin)
         if pid not in former:
             return pid, admin
         page = str(query_admin(admin, "/successor"))
     except (UnavailableError, OSError):  # no process listens between the two
-        if after is not None and (pid := _owner_or_none(after)) and pid not in former:
+        if after is not None and (pid := _listening_pid_or_zero(after)) and pid not in former:
             return pid, after
         return None
     if page.startswith(FAILED):
@@ -111,15 +111,15 @@ def _why_not_ready(admin: Path) -> str:
     return "; ".join(failed) or "it starts"
 
 
-def _owner_or_none(path: Path) -> int:
+def _listening_pid_or_zero(path: Path) -> int:
     """Return the process that listens on a socket; 0 if none does."""
     try:
-        return _owner(path)
+        return _listening_pid(path)
     except (UnavailableError, OSError):
         return 0
 
 
-def _owner(path: Path) -> int:
+def _listening_pid(path: Path) -> int:
     """Return the process that listens on a socket.
 
     Raises:

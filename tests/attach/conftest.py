@@ -286,7 +286,7 @@ def report_steps(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
 
     steps: dict[str, Callable[..., str | None]] = {
         "journal.write": lambda _, journal, *rest: "journal" if journal.state == BEGUN else CHANGING,
-        "journal.mark": lambda _, stage: stage,
+        "journal.set_stage": lambda _, stage: stage,
         "journal.apply": file_step,
         "journal.restore": lambda *_: "restored",
         "service.systemctl": lambda words, _: STEP_OF_ATTACH.get(words[0]),

@@ -21,7 +21,7 @@ from proxy.attach.changes import FileChange, systemctl
 from proxy.attach.detach import detach
 from proxy.attach.endpoint_watch import attached_kubelet
 from proxy.attach.node import RESCUE
-from proxy.attach.service import ROLLED_BACK, attach, planned
+from proxy.attach.service import ROLLED_BACK, attach, planned_changes
 from proxy.model.errors import CannotCreateError, InputError, PermissionDeniedError, TopoproxyError
 from proxy.topology.yaml_events import read_yaml
 from tests.attach.conftest import (
@@ -283,7 +283,7 @@ def test_an_endpoint_that_an_upgrade_reset_is_repaired(fake: Fake) -> None:
     config.write_text(LAYOUTS["instance-config"][CONFIG].replace("110", "250"))
     reset = config.read_bytes()
     assert not node.uses_us()
-    assert [str(change.path) for change in planned(node.node())] == [f"/{CONFIG}"]
+    assert [str(change.path) for change in planned_changes(node.node())] == [f"/{CONFIG}"]
     assert attach(node.node(), 20).startswith("attached")
     assert node.uses_us()
     assert detach(node.node(), 20, force=False, release=True).startswith("detached")
@@ -388,7 +388,7 @@ def test_an_endpoint_of_topoproxy_that_no_attach_set_is_not_taken_for_the_runtim
     config = node.root / CONFIG
     config.write_text(config.read_text().replace(RUNTIME, endpoint))
     before = node.hashes()
-    for action in (lambda: planned(node.node()), lambda: attach(node.node(), 3)):
+    for action in (lambda: planned_changes(node.node()), lambda: attach(node.node(), 3)):
         with pytest.raises(TopoproxyError) as error:
             action()
         assert str(error.value) == (
@@ -687,12 +687,12 @@ def test_a_configuration_that_names_no_endpoint_gets_one(fake: Fake) -> None:
     node = fake("kubeadm-flags")
     (node.root / "var/lib/kubelet/kubeadm-flags.env").unlink()
     (node.root / CONFIG).write_text("kind: KubeletConfiguration\nmaxPods: 9")
-    (change,) = planned(node.node())
+    (change,) = planned_changes(node.node())
     assert change.after.endswith(f"maxPods: 9\ncontainerRuntimeEndpoint: {OURS}\n".encode())
     assert f"+containerRuntimeEndpoint: {OURS}\n" in change.diff()
     (node.root / CONFIG).unlink()
     with pytest.raises(TopoproxyError, match="no file names its runtime endpoint"):
-        planned(node.node())
+        planned_changes(node.node())
 
 
 @pytest.mark.parametrize(
@@ -719,7 +719,7 @@ def test_an_empty_endpoint_is_replaced_where_it_is(fake: Fake, before: str, afte
     (node.root / "var/lib/kubelet/kubeadm-flags.env").unlink()
     key = "containerRuntimeEndpoint"
     (node.root / CONFIG).write_bytes(before.format(key).encode())
-    (change,) = planned(node.node())
+    (change,) = planned_changes(node.node())
     assert change.after.decode() == after.format(key, OURS)
 
 
@@ -728,7 +728,7 @@ def test_an_endpoint_on_the_line_after_its_key_is_not_written_twice(fake: Fake) 
     (node.root / "var/lib/kubelet/kubeadm-flags.env").unlink()
     (node.root / CONFIG).write_text(f"containerRuntimeEndpoint:\n  {RUNTIME}\n")
     with pytest.raises(TopoproxyError, match="its containerRuntimeEndpoint is written in an unusual way"):
-        planned(node.node())
+        planned_changes(node.node())
 
 
 def test_the_last_flag_of_the_command_line_takes_effect(fake: Fake) -> None:

@@ -52,7 +52,7 @@ CARRIERS = [
 
 def redactor() -> Redactor:
     made = Redactor(["/run/topoproxy/cri.sock"])
-    made.know_names(["shop/web-0", "main"])
+    made.add_names(["shop/web-0", "main"])
     return made
 
 
@@ -215,7 +215,7 @@ def test_the_same_text_has_the_same_number() -> None:
 
 def test_a_name_is_a_name_only_if_it_looks_like_one() -> None:
     made = Redactor()
-    made.know_names(["shop/web-0", "Not A Name", "x" * 300, 5, None])
+    made.add_names(["shop/web-0", "Not A Name", "x" * 300, 5, None])
     assert made.text("shop/web-0 web-0") == "shop/web-0 web-0"
     assert "Name" not in made.text("NotXyzq Aq Nameq")
 

@@ -19,7 +19,7 @@ from proxy.backends.ledger.format import header
 from proxy.config.cluster_config import FILE_NAME
 from proxy.config.load import load, parse
 from proxy.demo.client import DemoPod
-from proxy.doctor.checks import CHECKS, EARLIEST, CheckResult, examine
+from proxy.doctor.checks import CHECKS, EARLIEST_CLOCK_S, CheckResult, examine
 from proxy.doctor.gather import NodePaths, gather
 from proxy.model.errors import ConfigError
 from proxy.topology.sysfs_writer import write_sysfs
@@ -60,7 +60,7 @@ class DoctoredNode(DaemonNode):
         self.use_runc("1.1.6")
         self.more = ""
         """More lines of the configuration that the doctor reads."""
-        self.now = EARLIEST + 1.0
+        self.now = EARLIEST_CLOCK_S + 1.0
 
     def write(self, name: str, text: str) -> Path:
         path = self.directory / name
@@ -98,10 +98,10 @@ class DoctoredNode(DaemonNode):
         except ConfigError as error:
             config, refused = parse(self.configuration(), "test"), str(error)
         audit, runc = self.directory / "audit.log", (self.directory / "none", self.directory / "runc")
-        places = NodePaths(self.directory / "nri", audit, runc, lambda: self.now)
+        paths = NodePaths(self.directory / "nri", audit, runc, lambda: self.now)
         return {
             each.id: (each.result.value, each.text)
-            for each in examine(gather(replace(config, origin=None), refused, 20.0, places))
+            for each in examine(gather(replace(config, origin=None), refused, 20.0, paths))
             if each.result is not CheckResult.OK
         }
 

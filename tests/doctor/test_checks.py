@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from proxy.doctor.checks import CHECKS, EARLIEST, EXPIRES_S, LITTLE_ROOM, QUIET_S, ROOM, CheckResult, examine
+from proxy.doctor.checks import (
+    CHECKS,
+    EARLIEST_CLOCK_S,
+    EXPIRES_S,
+    FAIL_BELOW_BYTES,
+    WARN_BELOW_BYTES,
+    WITHOUT_CALLS_S,
+    CheckResult,
+    examine,
+)
 from proxy.doctor.facts import (
     AttachFacts,
     CertificateFacts,
@@ -24,7 +33,7 @@ from proxy.doctor.facts import (
 
 OURS, THEIRS = "unix:///run/topoproxy/cri.sock", "unix:///run/containerd/containerd.sock"
 NO_ENDPOINT = {"kubelet-endpoint": "fail"}
-NOW = EARLIEST + 1e6
+NOW = EARLIEST_CLOCK_S + 1e6
 CONFIG, FLAGS, INSTANCE = (
     EndpointSetting(f"/var/lib/kubelet/{name}", THEIRS)
     for name in ("config.yaml", "kubeadm-flags.env", "instance-config.yaml")
@@ -143,18 +152,18 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
         (daemon(not_ready=("the state has not been compared",)), {"daemon": "fail"}),
         (daemon(clients=0), {"kubelet-calls": "fail"}),
         (daemon(clients=0, pods=0), {"kubelet-calls": "skip"}),
-        (daemon(last_call_s=QUIET_S), {}),
-        (daemon(last_call_s=QUIET_S + 1), {"kubelet-calls": "warn"}),
+        (daemon(last_call_s=WITHOUT_CALLS_S), {}),
+        (daemon(last_call_s=WITHOUT_CALLS_S + 1), {"kubelet-calls": "warn"}),
         (daemon(last_call_s=None), {"kubelet-calls": "warn"}),
         (daemon(problems=("a", "b")), {"daemon-problems": "warn"}),
         (daemon(open_files=1024), {}),
         (daemon(open_files=1023), {"open-files": "fail"}),
         (node_with(writers=("process koordlet",)), {"other-writers": "warn"}),
         (node_with(hooks=("/etc/x.py: it can be written by others",)), {"hook-files": "fail"}),
-        (node_with(state=StateFacts(free_bytes=LITTLE_ROOM)), {}),
-        (node_with(state=StateFacts(free_bytes=LITTLE_ROOM - 1)), {"disk": "warn"}),
-        (node_with(state=StateFacts(free_bytes=ROOM)), {"disk": "warn"}),
-        (node_with(state=StateFacts(free_bytes=ROOM - 1)), {"disk": "fail"}),
+        (node_with(state=StateFacts(free_bytes=WARN_BELOW_BYTES)), {}),
+        (node_with(state=StateFacts(free_bytes=WARN_BELOW_BYTES - 1)), {"disk": "warn"}),
+        (node_with(state=StateFacts(free_bytes=FAIL_BELOW_BYTES)), {"disk": "warn"}),
+        (node_with(state=StateFacts(free_bytes=FAIL_BELOW_BYTES - 1)), {"disk": "fail"}),
         (node_with(state=StateFacts(free_bytes=1 << 30, read_only=True)), {"disk": "fail"}),
         (node_with(state=StateFacts(problem="cannot look")), {"disk": "fail", "ledger": "skip"}),
         (node_with(state=StateFacts()), {"disk": "skip"}),
@@ -162,7 +171,7 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
         (node_with(state=StateFacts(free_bytes=1 << 30, set_aside=("a.bad-1",))), {"ledger": "warn"}),
         (node_with(sockets=(SocketFacts("/s", "others can write"),)), {"socket-modes": "fail"}),
         (node_with(sockets=()), {"socket-modes": "skip"}),
-        (node_with(now=EARLIEST - 1), {"clock": "fail"}),
+        (node_with(now=EARLIEST_CLOCK_S - 1), {"clock": "fail"}),
         (node_with(certificates=(CertificateFacts("/c", "no certificate"),)), {"certificates": "fail"}),
         (node_with(certificates=(CertificateFacts("/c", ends=NOW),)), {"certificates": "fail"}),
         (

@@ -272,7 +272,7 @@ def problems(daemon: Daemon) -> dict[str, str]:
 def test_a_pod_that_cannot_be_enforced_is_released_and_retried(
     node: FileNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.staging.service.AGAIN", Backoff(0.3, 0.3))
+    monkeypatch.setattr("proxy.staging.service.RETRY_BACKOFF", Backoff(0.3, 0.3))
     daemon = node.from_file(OBSERVE)
 
     async def scenario() -> None:

@@ -333,7 +333,7 @@ def test_a_successor_waits_for_its_turn_and_reports_that_it_serves(
 ) -> None:
     ours, predecessor = channel
     successor = Successor(ours, 7)
-    turn = threading.Thread(target=lambda: (predecessor.wait_for_turn(), predecessor.serving()))
+    turn = threading.Thread(target=lambda: (predecessor.wait_for_turn(), predecessor.report_serving()))
     turn.start()
     assert json.loads(ours.recv(200)) == {"ready": True, "pid": os.getpid()}
     successor.take_over(quiet=quiet)
@@ -368,7 +368,7 @@ def test_a_successor_learns_which_calls_are_relayed_and_which_are_over(
 
     def serve(_: object) -> None:
         predecessor.follow(received.append, lambda: ended.append(True))
-        predecessor.serving()
+        predecessor.report_serving()
 
     async def scenario() -> None:
         waiting = asyncio.ensure_future(asyncio.to_thread(predecessor.wait_for_turn))

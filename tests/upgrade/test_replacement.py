@@ -57,7 +57,7 @@ def test_the_new_process_may_listen_at_another_admin_socket(
         queried.append((path, route))
         return {"ready": True}
 
-    monkeypatch.setattr(replacement, "_owner", owner)
+    monkeypatch.setattr(replacement, "_listening_pid", owner)
     monkeypatch.setattr(replacement, "query_admin", query)
     if listens:
         assert replacement.replace_daemon(admin, 5, after=after) == replacement.Replacement(2)
