@@ -153,7 +153,7 @@ class Redactor:
                 self._names.add(name)
                 self._names.update(name.split("/"))
 
-    def value(self, value: object, key: str = "", above: str | None = None) -> object:
+    def redact_value(self, value: object, key: str = "", above: str | None = None) -> object:
         """Return a value of a JSON document with unknown text replaced.
 
         Args:
@@ -167,39 +167,39 @@ class Redactor:
             return self._replace(str(value))
         if isinstance(value, Mapping):
             if key == PROBLEM_FIELDS:
-                return self.fields(value)
+                return self.redact_fields(value)
             return {self._key(str(name)): self._of_key(str(name), part, key) for name, part in value.items()}
         if isinstance(value, list | tuple):
-            return [self.value(part, f"{key}[]") for part in value]
-        return self.text(str(value))
+            return [self.redact_value(part, f"{key}[]") for part in value]
+        return self.redact_text(str(value))
 
-    def fields(self, fields: Mapping[str, object]) -> dict[str, object]:
+    def redact_fields(self, fields: Mapping[str, object]) -> dict[str, object]:
         """Return the fields of a record of the log in the format json, or of a problem."""
         known = LOG_KEYS | RECORD_KEYS
         return {
-            self._key(name): self.value(field) if name in known else self._of_user(field)
+            self._key(name): self.redact_value(field) if name in known else self._of_user(field)
             for name, field in fields.items()
         }
 
-    def text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """Return a text with unknown words replaced; line breaks stay."""
         return _PIECES.sub(self._piece, text)
 
-    def record(self, line: str) -> str:
+    def redact_record(self, line: str) -> str:
         """Return a record of the log in the format klog or text with unknown text replaced.
 
         The quotes around the message of klog do not make it a quoted text.
         """
         match = _KLOG.match(line)
         if match is None:
-            return self.text(line)
-        message = self.text(_ESCAPED.sub(r"\1", match["message"]))
+            return self.redact_text(line)
+        message = self.redact_text(_ESCAPED.sub(r"\1", match["message"]))
         quoted = message.replace("\\", "\\\\").replace('"', '\\"')
-        return f'{self.text(match["head"])}"{quoted}"{self.text(line[match.end() :])}'
+        return f'{self.redact_text(match["head"])}"{quoted}"{self.redact_text(line[match.end() :])}'
 
     def _of_key(self, key: str, value: object, above: str) -> object:
         if self._is_known(key):
-            return self.value(value, key, above)
+            return self.redact_value(value, key, above)
         return self._of_user(value)
 
     def _of_user(self, value: object) -> object:
@@ -220,8 +220,8 @@ class Redactor:
             kept = key if self._is_known(key) else self._replace(key)
             return f"{match['dashes']}{kept}={self._replace(value) if value else ''}"
         if value[:1] == '"':
-            return f'{match["dashes"]}{key}="{self.text(value[1:-1])}"'
-        return f"{match['dashes']}{key}={self.text(value)}"
+            return f'{match["dashes"]}{key}="{self.redact_text(value[1:-1])}"'
+        return f"{match['dashes']}{key}={self.redact_text(value)}"
 
     def _quoted(self, text: str) -> str:
         inner = text[1:-1]

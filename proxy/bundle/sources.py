@@ -159,9 +159,9 @@ def collect(settings: BundleSettings) -> BundleContent:
         "topoproxy": __version__,
         "created": int(settings.now),
         "members": {name: len(content) for name, content in members.items()},
-        "absent": {name: redactor.text(why) for name, why in absent.items()},
+        "absent": {name: redactor.redact_text(why) for name, why in absent.items()},
         "cut": cut,
-        "configuration": redactor.text(settings.refused),
+        "configuration": redactor.redact_text(settings.refused),
         "redacted": redactor.replaced,
     }
     return BundleContent({"manifest.json": _json(manifest), **members}, absent, redactor.replaced)
@@ -283,7 +283,7 @@ def _redacted(redactor: Redactor, name: str, content: object) -> bytes:
     if name == "versions.json":
         return _json(content)
     if not isinstance(content, str):
-        return _json(redactor.value(content))
+        return _json(redactor.redact_value(content))
     lines = (_line(redactor, line) for line in content.splitlines())
     return ("\n".join(lines) + "\n").encode("utf-8", "replace")
 
@@ -297,10 +297,10 @@ def _line(redactor: Redactor, line: str) -> str:
     start, record = (line[: stamp.end()], line[stamp.end() :]) if stamp else ("", line)
     if record.startswith("{"):
         try:
-            return start + json.dumps(redactor.fields(json.loads(record)), ensure_ascii=False)
+            return start + json.dumps(redactor.redact_fields(json.loads(record)), ensure_ascii=False)
         except (ValueError, RecursionError):
             pass
-    return start + redactor.record(record)
+    return start + redactor.redact_record(record)
 
 
 def _whole_lines(content: bytes) -> bytes:

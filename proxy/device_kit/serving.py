@@ -40,7 +40,7 @@ DIRECTORY = Path("/var/lib/topoproxy/device-plugins")
 """Where topoproxy listens for device plugins; kubelet's directory: ``/var/lib/kubelet/device-plugins``."""
 TICK_S = 1.0
 """Seconds between two checks of the directory."""
-THREADS, CALLS = 8, 32
+THREADS, WAITING_CALLS = 8, 32
 """Calls that are answered at a time, one of them ListAndWatch, and calls that may wait."""
 STOP_S, END_S = 0.5, 5.0
 
@@ -51,7 +51,7 @@ UNWATCHED_S = 10.0
 """Seconds without a manager that follows the devices, after which the plugin registers again."""
 REGISTER_S = 30.0
 """Deadline of a registration, during which kubelet connects to the plugin, for up to 10 s."""
-AGAIN = Backoff(first=1.0, longest=30.0)
+RETRY_BACKOFF = Backoff(first=1.0, longest=30.0)
 
 Identity = tuple[int, int, int]
 """Device, inode and time of a socket: an inode number alone may be used again soon."""
@@ -102,11 +102,11 @@ class Registration:
             endpoint: The name of the plugin's socket.
             resource: The resource that the plugin serves.
         """
-        self._manager = directory / MANAGER_SOCKET
-        self._own = directory / endpoint
+        self._manager_socket = directory / MANAGER_SOCKET
+        self._plugin_socket = directory / endpoint
         self._resource = resource
-        self._known: tuple[Identity | None, Identity | None] = None, None
-        self._retries = RetryTimes[Identity](AGAIN)
+        self._registered_sockets: tuple[Identity | None, Identity | None] = None, None
+        self._retries = RetryTimes[Identity](RETRY_BACKOFF)
 
     def due(self, unwatched_s: float, now: float) -> bool:
         """Return whether to register.
@@ -115,12 +115,12 @@ class Registration:
             unwatched_s: For how long no manager has followed the devices.
             now: Seconds that only grow.
         """
-        manager, socket = identity(self._manager), identity(self._own)
+        manager, socket = identity(self._manager_socket), identity(self._plugin_socket)
         if manager is not None and not unwatched_s:
             self._retries.succeeded(manager)
         if manager is None or socket is None or not self._retries.due(manager, now):
             return False
-        return (manager, socket) != self._known or unwatched_s > UNWATCHED_S
+        return (manager, socket) != self._registered_sockets or unwatched_s > UNWATCHED_S
 
     def attempt(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Register.
@@ -128,14 +128,14 @@ class Registration:
         Raises:
             RegistrationError: The manager refuses, or does not answer; ``due`` waits before the next attempt.
         """
-        identities = identity(self._manager), identity(self._own)
+        identities = identity(self._manager_socket), identity(self._plugin_socket)
         if identities[0] is None:
             return
         self._retries.keep({identities[0]})
         # Wait after a success too: the manager needs a moment until it follows the devices.
         self._retries.failed(identities[0], clock())
-        register(self._manager, self._own.name, self._resource)
-        self._known = identities
+        register(self._manager_socket, self._plugin_socket.name, self._resource)
+        self._registered_sockets = identities
 
 
 class PluginServer:
@@ -165,13 +165,15 @@ class PluginServer:
             "v1beta1.DevicePlugin",
             service.handlers,
             threads=THREADS,
-            max_requests=CALLS,
+            max_requests=WAITING_CALLS,
             grace_s=STOP_S,
             close_timeout_s=END_S,
         )
         self._registration = Registration(directory, endpoint, plugin.resource)
         self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._poll, self._keep)]
+        self._threads = [
+            threading.Thread(target=each, daemon=True) for each in (self._poll, self._stay_registered)
+        ]
 
     def start(self) -> None:
         """Serve from now on."""
@@ -195,7 +197,7 @@ class PluginServer:
             if self._stopping.wait(self._plugin.period_s):
                 return
 
-    def _keep(self) -> None:
+    def _stay_registered(self) -> None:
         """Keep the socket open and the plugin registered."""
         keys = {"resource": self._plugin.resource}
         while True:
