@@ -36,7 +36,7 @@ from procs import BenchError, environment
 from table import number, render
 
 from proxy.api.kubelet import deviceplugin_pb2, pods_pb2
-from proxy.demo.client import CriClient, DemoPod, Started
+from proxy.demo.client import CriClient, DemoPod, StartedPod
 from proxy.model.errors import RuntimeCallError, TopoproxyError
 from proxy.model.workload import KubeQos
 from tests.testkit.device_plugin import ScriptedPlugin, allocated, device
@@ -235,7 +235,7 @@ class DeviceClient(threading.Thread):
         self.node, self.api, self.chaos = node, api, chaos
         self.dice = random.Random(number)
         self.number, self.left = number, calls
-        self.pods: list[Started] = []
+        self.pods: list[StartedPod] = []
 
     def run(self) -> None:
         try:
@@ -278,7 +278,7 @@ class DeviceClient(threading.Thread):
             if self.chaos.calls % 1000 == 0:
                 progress(f"{self.chaos.calls} creates")
 
-    def check_devices(self, pod: Started, kind: str, count: int) -> None:
+    def check_devices(self, pod: StartedPod, kind: str, count: int) -> None:
         """Look up the devices of a container at the runtime, and check whether another container has them."""
         config = self.node.runtime.containers[pod.container_id].config
         files = [entry.host_path.removeprefix("/dev/") for entry in config.devices]
@@ -293,7 +293,7 @@ class DeviceClient(threading.Thread):
                     self.chaos.wrong.append(f"{name} is given to {pod.spec.name}, and another pod has it")
             self.chaos.devices_given[kind] += len(files)
 
-    def end(self, client: CriClient, pod: Started) -> None:
+    def end(self, client: CriClient, pod: StartedPod) -> None:
         with self.chaos.lock:
             mine = [name for name, holder in self.chaos.holders.items() if holder == pod.pod_id]
             for name in mine:

@@ -18,7 +18,7 @@ import pytest
 from proxy.admin.client import query_admin
 from proxy.admin.status_text import render as render_status
 from proxy.daemon import Daemon
-from proxy.demo.client import DemoPod, Started
+from proxy.demo.client import DemoPod, StartedPod
 from proxy.engine.enforcement import applies_to, counts
 from proxy.model.errors import RuntimeCallError, TopoproxyError
 from proxy.model.idset import CpuSet
@@ -93,7 +93,7 @@ class RandomNode:
         self.node = node
         self.daemon = daemon
         self.random = random.Random(seed)
-        self.pods: dict[str, Started] = {}
+        self.pods: dict[str, StartedPod] = {}
         self.number = 0
 
     def kernel(self) -> dict[str, str]:

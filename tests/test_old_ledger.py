@@ -53,10 +53,10 @@ class OldNode(DaemonNode):
         super().__init__(base, machine_with(CpuSet.parse(rest["online"])), rest["version"])
         self.cgroups = FakeCgroups.open(root)
         self.runtime = StandInRuntime(base / "runtime.sock", self.cgroups)
-        engine: Any = self.runtime._engine
-        engine._pids = itertools.count(100_000)
-        engine.pods = {each["id"]: pod_record(each) for each in rest["pods"]}
-        engine.containers = {each["id"]: container_record(each) for each in rest["containers"]}
+        service: Any = self.runtime._service
+        service._pids = itertools.count(100_000)
+        service.pods = {each["id"]: pod_record(each) for each in rest["pods"]}
+        service.containers = {each["id"]: container_record(each) for each in rest["containers"]}
         for directory in (state, hooks, kubelet):
             directory.mkdir(mode=0o700)
         (state / "ledger.jsonl").write_bytes((OLD / f"{name}.jsonl").read_bytes())

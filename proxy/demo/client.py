@@ -102,13 +102,13 @@ class DemoPod:
         return self.qos in ("LSE", "LSR") or (self.label == KubeQos.GUARANTEED and self.cpus > 0)
 
     @property
-    def background(self) -> bool:
+    def uses_be_pool(self) -> bool:
         """Whether its container belongs to the BE (best effort) pool."""
         return self.label in ("BE", KubeQos.BEST_EFFORT)
 
 
 @dataclass(slots=True)
-class Started:
+class StartedPod:
     """A pod that was run, with the data to create its container again."""
 
     spec: DemoPod
@@ -189,7 +189,7 @@ class CriClient:
         answer = self.call("Version", pb.VersionRequest())
         return f"{answer.runtime_name} {answer.runtime_version}"
 
-    def run_pod(self, spec: DemoPod) -> Started:
+    def run_pod(self, spec: DemoPod) -> StartedPod:
         """Run the sandbox of a pod."""
         uid = str(uuid.uuid4())
         config = pb.PodSandboxConfig(
@@ -207,9 +207,9 @@ class CriClient:
         config.linux.resources.CopyFrom(resources(spec))
         config.linux.cgroup_parent = f"{self._root}{_QOS_GROUP[spec.kube_qos]}/pod{uid}"
         answer = self.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config))
-        return Started(spec, answer.pod_sandbox_id, config)
+        return StartedPod(spec, answer.pod_sandbox_id, config)
 
-    def create(self, pod: Started, image: str = "") -> str:
+    def create(self, pod: StartedPod, image: str = "") -> str:
         """Create the pod's container, each time as its next attempt; ``image`` replaces the default image."""
         attempt = next(pod.attempts)
         config = pb.ContainerConfig(
@@ -261,14 +261,14 @@ class CriClient:
         """List all sandboxes."""
         return list(self.call("ListPodSandbox", pb.ListPodSandboxRequest()).items)
 
-    def launch(self, spec: DemoPod) -> Started:
+    def launch(self, spec: DemoPod) -> StartedPod:
         """Run a pod, create its container and start it."""
         pod = self.run_pod(spec)
         self.create(pod)
         self.start(pod.container_id)
         return pod
 
-    def end_pod(self, pod: Started | str) -> None:
+    def end_pod(self, pod: StartedPod | str) -> None:
         """Stop and remove a pod with everything in it."""
         pod_id = pod if isinstance(pod, str) else pod.pod_id
         self.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=pod_id))

@@ -21,7 +21,7 @@ from proxy.demo.terminal import Screen
 from proxy.model.errors import TopoproxyError
 from proxy.model.machine import Machine
 
-_NEXT = (
+_NEXT_COMMANDS = (
     ("topology", "this machine as the proxy sees it"),
     ("simulate --help", "what would happen to your pods on described machines, and which would be rejected"),
     ("explain POD", "where topoproxy serve runs: why a container is on its CPUs, or why it was rejected"),
@@ -38,14 +38,14 @@ class DemoOptions:
         socket: The containerd to look for.
         pause: Seconds to wait after each step.
         keep: Whether the directory stays.
-        version: Version of the imitated cgroup tree.
+        cgroup_version: Version of the imitated cgroup tree.
     """
 
     runtime: str = "standin"
     socket: Path = Path("/run/containerd/containerd.sock")
     pause: float = 0.0
     keep: bool = False
-    version: int = 1
+    cgroup_version: int = 1
 
 
 def run_demonstration(screen: Screen, options: DemoOptions) -> bool:
@@ -79,15 +79,15 @@ def run_demonstration(screen: Screen, options: DemoOptions) -> bool:
             f"{len(steps)} steps, {runner.checks} claims compared with the cgroup files and found true, "
             f"{time.monotonic() - started:.0f} s."
         )
-        _what_next(screen)
+        _show_next_commands(screen)
     return True
 
 
-def _what_next(screen: Screen) -> None:
+def _show_next_commands(screen: Screen) -> None:
     screen.line()
     screen.paragraph("To try next:")
     program = _program()
-    for command, what in _NEXT:
+    for command, what in _NEXT_COMMANDS:
         screen.line(f"    {program} {command}")
         screen.paragraph(what, indent=6)
 
@@ -106,7 +106,7 @@ def _show_introduction(screen: Screen, environment: DemoEnvironment) -> None:
     screen.title(0, "topoproxy: containers run on the CPUs that were chosen for them")
     screen.paragraph(environment.about)
     screen.line()
-    screen.paragraph(f"The machine: {_words(environment.machine)}.")
+    screen.paragraph(f"The machine: {_machine_text(environment.machine)}.")
     glyph = screen.glyph
     screen.paragraph(
         "Every step shows the CPUs from left to right: the owners before and after, then each container's "
@@ -114,7 +114,7 @@ def _show_introduction(screen: Screen, environment: DemoEnvironment) -> None:
     )
 
 
-def _words(machine: Machine) -> str:
+def _machine_text(machine: Machine) -> str:
     def count(number: int, word: str) -> str:
         return f"{number} {word}{'' if number == 1 else 's'}"
 
@@ -138,7 +138,7 @@ def _show_log_end(screen: Screen, environment: DemoEnvironment) -> None:
 def _environment(directory: Path, options: DemoOptions) -> contextlib.AbstractContextManager[DemoEnvironment]:
     if options.runtime == "containerd":
         return containerd_environment(directory, options.socket)
-    return standin_environment(directory, version=options.version)
+    return standin_environment(directory, version=options.cgroup_version)
 
 
 @contextlib.contextmanager

@@ -22,11 +22,11 @@ import yaml
 from proxy.admin.client import query_admin
 from proxy.backends.cgroup.cpuset import open_cgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
-from proxy.demo.client import NAMESPACE, CriClient, Started
+from proxy.demo.client import NAMESPACE, CriClient, StartedPod
 from proxy.demo.private_containerd import IMAGE, PrivateContainerd, import_image, remove_image, write_image
 from proxy.demo.process_end import end_process
 from proxy.demo.runtime import StandInRuntime
-from proxy.demo.snapshot import Snapshot, take
+from proxy.demo.snapshot import Snapshot, read_snapshot
 from proxy.executor.kernel_ports import Cgroups
 from proxy.model.errors import PermissionDeniedError, TopoproxyError, UnavailableError
 from proxy.model.machine import Machine
@@ -34,7 +34,7 @@ from proxy.topology.reader import read_machine
 from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 
-GROUP = "topoproxy-demo"
+CGROUP = "topoproxy-demo"
 """The cgroup below which the containerd environment keeps its pods."""
 
 SETTINGS = {"cpuManagerPolicy": "static", "reconcilePeriod": "2s"}
@@ -134,8 +134,8 @@ class DemoEnvironment:
         about: What is real and what is imitated, in a sentence.
         fail_create: Makes the next create fail at the runtime; None if a create with an absent image is used
             for that.
-        at_create: The tree when the last CreateContainer reached the runtime; None if that could not be
-            observed.
+        snapshot_at_create: The tree when the last CreateContainer reached the runtime; None if that could
+            not be observed.
         pods: The pods that were run, in order; ``snapshot`` shows those that have a cgroup.
     """
 
@@ -145,8 +145,8 @@ class DemoEnvironment:
     proxy: ProxyProcess
     client: CriClient
     fail_create: Callable[[str], None] | None = None
-    at_create: Snapshot | None = None
-    pods: list[Started] = field(default_factory=list)
+    snapshot_at_create: Snapshot | None = None
+    pods: list[StartedPod] = field(default_factory=list)
 
     def status(self) -> dict[str, Any]:
         """Query the proxy for the page of ``topoproxy status --json``."""
@@ -156,7 +156,7 @@ class DemoEnvironment:
 
     def snapshot(self) -> Snapshot:
         """Read the cgroup files of everything that runs."""
-        return take(self.cgroups, self.pods)
+        return read_snapshot(self.cgroups, self.pods)
 
 
 @contextlib.contextmanager
@@ -185,11 +185,11 @@ def standin_environment(
         f"v{version}) and a small container runtime; the proxy between is the real one, topoproxy serve."
     )
     proxy = ProxyProcess(directory, settings)
-    with StandInRuntime(directory / "runtime.sock", cgroups) as runtime, _running(proxy) as client:
+    with StandInRuntime(directory / "runtime.sock", cgroups) as runtime, _running_proxy(proxy) as client:
         environment = DemoEnvironment(about, machine, cgroups, proxy, client, runtime.fail_next_create)
 
         def watch(_: object) -> None:
-            environment.at_create = environment.snapshot()
+            environment.snapshot_at_create = environment.snapshot()
 
         runtime.before("CreateContainer", watch)
         yield environment
@@ -208,9 +208,9 @@ def containerd_environment(directory: Path, socket: Path) -> Iterator[DemoEnviro
     """
     _check_root()
     with contextlib.ExitStack() as stack:
-        stack.callback(_remove_groups)
+        stack.callback(_remove_cgroups)
         if _answers(socket):
-            _refuse_pods(socket)
+            _refuse_if_pods_run(socket)
             write_image(directory / "image.tar")
             import_image(socket, directory / "image.tar")
             stack.callback(_remove_image, socket)
@@ -220,7 +220,7 @@ def containerd_environment(directory: Path, socket: Path) -> Iterator[DemoEnviro
             which = "a private containerd, since none runs here"
         stack.callback(_end_pods, socket)
         proxy = ProxyProcess(directory, {**SETTINGS, "runtime": f"unix://{socket}"})
-        client = stack.enter_context(_running(proxy, GROUP, IMAGE))
+        client = stack.enter_context(_running_proxy(proxy, CGROUP, IMAGE))
         about = f"This machine's CPUs and cgroups and {which} ({client.version()}); nothing is imitated."
         environment = DemoEnvironment(
             about, read_machine(Path("/sys")), open_cgroups(Path("/sys/fs/cgroup")), proxy, client
@@ -229,7 +229,7 @@ def containerd_environment(directory: Path, socket: Path) -> Iterator[DemoEnviro
 
 
 @contextlib.contextmanager
-def _running(proxy: ProxyProcess, group: str = "", image: str = IMAGE) -> Iterator[CriClient]:
+def _running_proxy(proxy: ProxyProcess, group: str = "", image: str = IMAGE) -> Iterator[CriClient]:
     try:
         proxy.start()
         with CriClient(str(proxy.socket), root=group, image=image) as client:
@@ -249,7 +249,7 @@ def _answers(socket: Path) -> bool:
     return True
 
 
-def _refuse_pods(socket: Path) -> None:
+def _refuse_if_pods_run(socket: Path) -> None:
     """Reject a containerd that runs pods: the proxy would move their containers to its pools."""
     with CriClient(str(socket)) as client:
         if pods := client.list_pods():
@@ -278,10 +278,10 @@ def _remove_image(socket: Path) -> None:
         remove_image(socket)
 
 
-def _remove_groups() -> None:
+def _remove_cgroups() -> None:
     """Remove the cgroups that runc made as parents of the pods, in every hierarchy."""
     root = Path("/sys/fs/cgroup")
-    for top in (root / GROUP, *root.glob(f"*/{GROUP}")):
+    for top in (root / CGROUP, *root.glob(f"*/{CGROUP}")):
         directories = sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True)
         for path in (*directories, top):
             with contextlib.suppress(OSError):

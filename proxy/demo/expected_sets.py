@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from proxy.demo.client import Started
+from proxy.demo.client import StartedPod
 from proxy.demo.snapshot import DemoError, Snapshot
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
@@ -20,31 +20,31 @@ class Expectation:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._running: dict[str, Started] = {}
+        self._running: dict[str, StartedPod] = {}
         self.owned: dict[str, CpuSet] = {}
 
-    def started(self, pod: Started, own: CpuSet | None = None) -> None:
+    def record_started(self, pod: StartedPod, own: CpuSet | None = None) -> None:
         """Record that a container runs, with the CPUs that it owns if any."""
         self._running[pod.spec.name] = pod
         if own is not None:
             self.owned[pod.spec.name] = own
 
-    def ended(self, name: str) -> None:
+    def record_ended(self, name: str) -> None:
         """Record that a container is gone."""
         self._running.pop(name, None)
         self.owned.pop(name, None)
 
     @property
-    def shared(self) -> CpuSet:
+    def shared_pool(self) -> CpuSet:
         """The shared pool."""
-        return self._left(self.owned)
+        return self._without_cpus_of(self.owned)
 
     @property
-    def background(self) -> CpuSet:
+    def be_pool(self) -> CpuSet:
         """The BE pool."""
-        return self._left([name for name in self.owned if self._running[name].spec.qos != "LSR"])
+        return self._without_cpus_of([name for name in self.owned if self._running[name].spec.qos != "LSR"])
 
-    def _left(self, names: Collection[str]) -> CpuSet:
+    def _without_cpus_of(self, names: Collection[str]) -> CpuSet:
         left = self._machine.online
         for name, cpus in self.owned.items():
             if name in names:
@@ -61,7 +61,7 @@ class Expectation:
         if snapshot.names != tuple(self._running):
             raise DemoError(f"cgroups are there for {snapshot.names}, expected {tuple(self._running)}")
         for container in snapshot.containers:
-            cpus, mems = self._wanted(container.name, container.background)
+            cpus, mems = self._expected_cpuset(container.name, container.uses_be_pool)
             if container.cpus != cpus:
                 raise DemoError(f"the cgroup of {container.name} has CPUs {container.cpus}, expected {cpus}")
             if container.mems != mems:
@@ -69,9 +69,9 @@ class Expectation:
                     f"the cgroup of {container.name} has memory nodes {container.mems}, expected {mems}"
                 )
 
-    def _wanted(self, name: str, background: bool) -> tuple[CpuSet, Mask]:
+    def _expected_cpuset(self, name: str, uses_be_pool: bool) -> tuple[CpuSet, Mask]:
         machine = self._machine
         if name in self.owned:
             near = machine.nodes_of(self.owned[name]) & machine.memory_nodes
             return self.owned[name], near or machine.memory_nodes
-        return (self.background if background else self.shared), machine.memory_nodes
+        return (self.be_pool if uses_be_pool else self.shared_pool), machine.memory_nodes

@@ -14,8 +14,8 @@ from proxy.demo.terminal import CLASS_COLOURS, Screen
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 
-_LEFT = 22
-_TEXT = 16
+_LEFT_COLUMNS = 22
+_TEXT_COLUMNS = 16
 
 
 class SnapshotPicture:
@@ -25,60 +25,60 @@ class SnapshotPicture:
         self._screen = screen
         self._machine = machine
         self._digits = len(str(max(machine.online)))
-        spare = screen.width - _LEFT - _TEXT
-        self._cell = self._digits + (1 if self._columns(self._digits + 1) <= spare else 0)
-        self._rows = self._fold(spare)
+        spare = screen.width - _LEFT_COLUMNS - _TEXT_COLUMNS
+        self._cell_columns = self._digits + (1 if self._columns(self._digits + 1) <= spare else 0)
+        self._bands = self._fold_into_bands(spare)
 
     def _columns(self, cell: int) -> int:
         """Columns that all CPUs take: a gap after each core, a wider one after each socket."""
         machine = self._machine
         return cell * len(machine.cpus) + len(machine.cores) + len(machine.packages)
 
-    def _fold(self, spare: int) -> list[list[list[CpuSet]]]:
+    def _fold_into_bands(self, spare: int) -> list[list[list[CpuSet]]]:
         """Break the machine into bands of sockets (each a list of cores) that fit next to the names."""
         bands: list[list[list[CpuSet]]] = [[]]
         used = 0
         for package in self._machine.packages.values():
             cores = [core for core in self._machine.cores.values() if core <= package]
-            if used and used + sum(map(self._size, cores)) + 1 > spare:
+            if used and used + sum(map(self._core_columns, cores)) + 1 > spare:
                 bands.append([])
                 used = 0
             bands[-1].append([])
             for core in cores:
-                if used and used + self._size(core) + 1 > spare:
+                if used and used + self._core_columns(core) + 1 > spare:
                     bands.append([[]])
                     used = 0
                 bands[-1][-1].append(core)
-                used += self._size(core)
+                used += self._core_columns(core)
             used += 1
         return bands
 
-    def _size(self, core: CpuSet) -> int:
-        return len(core) * self._cell + 1
+    def _core_columns(self, core: CpuSet) -> int:
+        return len(core) * self._cell_columns + 1
 
     def draw(self, before: Snapshot, after: Snapshot, when: str = "after") -> None:
         """Show one step; ``when`` names the moment of the second snapshot."""
         owners = [[snapshot.owner_of(cpu) for cpu in self._machine.online] for snapshot in (before, after)]
         still = [[owner and owner.name for owner in row] for row in owners]
-        for band in self._rows:
+        for band in self._bands:
             self._screen.line()
-            self._heads(band)
+            self._draw_headings(band)
             if still[0] == still[1]:
-                self._owners("owners", "unchanged" if when == "after" else when, after, band)
+                self._draw_owners("owners", "unchanged" if when == "after" else when, after, band)
             else:
-                self._owners("owners", "before", before, band)
-                self._owners("", when, after, band)
+                self._draw_owners("owners", "before", before, band)
+                self._draw_owners("", when, after, band)
             self._screen.line()
             for name in dict.fromkeys((*before.names, *after.names)):
-                self._container(_find(before, name), _find(after, name), band)
+                self._draw_container(_find(before, name), _find(after, name), band)
 
-    def _heads(self, band: list[list[CpuSet]]) -> None:
+    def _draw_headings(self, band: list[list[CpuSet]]) -> None:
         heads = []
         for cores in band:
             cpus = CpuSet(cpu for core in cores for cpu in core)
             nodes = self._machine.nodes_of(cpus)
             package = list(self._machine.packages).index(self._machine.by_id[cpus.first()].package)
-            size = sum(map(self._size, cores))
+            size = sum(map(self._core_columns, cores))
             texts = (
                 f"socket {package}, node{'s' if len(nodes) > 1 else ''} {nodes}",
                 f"socket {package}",
@@ -86,13 +86,15 @@ class SnapshotPicture:
             )
             heads.append(next(text for text in texts if len(text) < size or not text).ljust(size))
         if any(map(str.strip, heads)):
-            self._screen.line(" " * (_LEFT + self._cell - 1) + self._screen.paint(" ".join(heads), "2"))
-        tight = self._cell == self._digits > 1
+            self._screen.line(
+                " " * (_LEFT_COLUMNS + self._cell_columns - 1) + self._screen.paint(" ".join(heads), "2")
+            )
+        tight = self._cell_columns == self._digits > 1
         firsts = {core.first() for cores in band for core in cores}
         ids = self._cells(band, lambda cpu: ("" if tight and cpu not in firsts else str(cpu), ("2",)))
-        self._row("", "", ids)
+        self._draw_row("", "", ids)
 
-    def _owners(self, label: str, when: str, snapshot: Snapshot, band: list[list[CpuSet]]) -> None:
+    def _draw_owners(self, label: str, when: str, snapshot: Snapshot, band: list[list[CpuSet]]) -> None:
         free = self._screen.glyph("·", ".")
 
         def cell(cpu: int) -> tuple[str, tuple[str, ...]]:
@@ -102,14 +104,16 @@ class SnapshotPicture:
             return owner.name[:1].upper(), (CLASS_COLOURS[owner.label], "1")
 
         named = list(dict.fromkeys(o.name for c in self._machine.online if (o := snapshot.owner_of(c))))
-        text = ", ".join(named) if len(", ".join(named)) <= self._room(band) else f"{len(named)} owners"
-        self._row(label, when, self._cells(band, cell), text if named else "none")
+        text = (
+            ", ".join(named) if len(", ".join(named)) <= self._text_columns(band) else f"{len(named)} owners"
+        )
+        self._draw_row(label, when, self._cells(band, cell), text if named else "none")
 
-    def _room(self, band: list[list[CpuSet]]) -> int:
-        used = sum(self._size(core) for cores in band for core in cores) + len(band)
-        return max(_TEXT, self._screen.width - _LEFT - used)
+    def _text_columns(self, band: list[list[CpuSet]]) -> int:
+        used = sum(self._core_columns(core) for cores in band for core in cores) + len(band)
+        return max(_TEXT_COLUMNS, self._screen.width - _LEFT_COLUMNS - used)
 
-    def _container(
+    def _draw_container(
         self, before: ContainerCpuset | None, after: ContainerCpuset | None, band: list[list[CpuSet]]
     ) -> None:
         container = after or before
@@ -129,11 +133,15 @@ class SnapshotPicture:
                 return glyph("✗", "x"), ("2",)
             return " ", ()
 
-        self._row(
-            container.name, container.label, self._cells(band, cell), self._text(before, after, band), colour
+        self._draw_row(
+            container.name,
+            container.label,
+            self._cells(band, cell),
+            self._cpuset_text(before, after, band),
+            colour,
         )
 
-    def _text(
+    def _cpuset_text(
         self, before: ContainerCpuset | None, after: ContainerCpuset | None, band: list[list[CpuSet]]
     ) -> str:
         """Return the files' text; with the text before the step and the memory nodes, if there is room."""
@@ -143,7 +151,9 @@ class SnapshotPicture:
         if before is not None and before.cpus != after.cpus:
             arrow = self._screen.glyph("→", "->")
             texts += [f"{before.cpus} {arrow} {text}" for text in texts]
-        return next(text for text in (*reversed(texts), "") if len(text) <= self._room(band) or not text)
+        return next(
+            text for text in (*reversed(texts), "") if len(text) <= self._text_columns(band) or not text
+        )
 
     def _cells(
         self, band: list[list[CpuSet]], cell: Callable[[int], tuple[str, Sequence[str]]]
@@ -152,11 +162,13 @@ class SnapshotPicture:
             for core in cores:
                 for cpu in core:
                     text, codes = cell(cpu)
-                    yield " " * (self._cell - len(text)) + self._screen.paint(text, *codes)
+                    yield " " * (self._cell_columns - len(text)) + self._screen.paint(text, *codes)
                 yield " "
             yield " "
 
-    def _row(self, name: str, label: str, cells: Iterable[str], text: str = "", colour: str = "") -> None:
+    def _draw_row(
+        self, name: str, label: str, cells: Iterable[str], text: str = "", colour: str = ""
+    ) -> None:
         paint = self._screen.paint
         left = "  " + paint(f"{name:<8.8}", "1") + " " + paint(f"{label:<11.11}", colour or "2")
         self._screen.line(left + "".join(cells) + text)

@@ -59,12 +59,12 @@ _PROGRAMS = {"containerd": "containerd", "ctr": "containerd", "runc": "runc", "u
 
 IMAGE = "localhost/topoproxy-demo:1"
 """The reference under which the image is imported."""
-CTR_S = 60.0
+CTR_TIMEOUT_S = 60.0
 
-SLEEP = ["/bin/sleep", "2147483647"]
+SLEEP_COMMAND = ["/bin/sleep", "2147483647"]
 
-_OCI = "application/vnd.oci.image"
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_OCI_MEDIA_TYPE = "application/vnd.oci.image"
+_OCI_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _PT_INTERP = 3
 
 
@@ -88,18 +88,18 @@ def write_image(archive: Path, busybox: Path = Path("/bin/busybox")) -> None:
     def blob(data: bytes, kind: str) -> dict[str, object]:
         digest = hashlib.sha256(data).hexdigest()
         blobs[f"blobs/sha256/{digest}"] = data
-        return {"mediaType": f"{_OCI}.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
+        return {"mediaType": f"{_OCI_MEDIA_TYPE}.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
 
     layers = [blob(layer, "layer.v1.tar")]
     config = {
-        "architecture": _MACHINES.get(platform.machine(), platform.machine()),
+        "architecture": _OCI_ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
-        "config": {"Env": ["PATH=/bin"], "Entrypoint": SLEEP},
+        "config": {"Env": ["PATH=/bin"], "Entrypoint": SLEEP_COMMAND},
         "rootfs": {"type": "layers", "diff_ids": [layers[0]["digest"]]},
     }
     manifest = {
         "schemaVersion": 2,
-        "mediaType": f"{_OCI}.manifest.v1+json",
+        "mediaType": f"{_OCI_MEDIA_TYPE}.manifest.v1+json",
         "config": blob(_json(config), "config.v1+json"),
         "layers": layers,
     }
@@ -142,7 +142,7 @@ def _is_static(program: bytes) -> bool:
     return _PT_INTERP not in kinds
 
 
-def missing() -> list[str]:
+def missing_programs() -> list[str]:
     """Return the programs that are not installed here, each with its Debian package."""
     return [
         f"{name} (package {package})" for name, package in _PROGRAMS.items() if shutil.which(name) is None
@@ -167,7 +167,7 @@ class PrivateContainerd:
         Raises:
             UnavailableError: A program is missing, or containerd does not start.
         """
-        if lacking := missing():
+        if lacking := missing_programs():
             raise UnavailableError(f"cannot start a containerd: not installed: {', '.join(lacking)}")
         write_image(self._directory / "image.tar")
         config = self._directory / "config.toml"
@@ -239,10 +239,10 @@ def _ctr(socket: Path, *arguments: str) -> None:
             check=False,
             capture_output=True,
             text=True,
-            timeout=CTR_S,
+            timeout=CTR_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        raise UnavailableError(f"{what}: it did not end within {CTR_S:g} s") from None
+        raise UnavailableError(f"{what}: it did not end within {CTR_TIMEOUT_S:g} s") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         cause = lines[-1] if lines else f"it ended with {done.returncode}"

@@ -22,7 +22,7 @@ class RuncError(Exception):
     """The message that runc writes to stderr, as containerd passes it on."""
 
 
-FILES = (("cpuset.cpus", "cpuset_cpus"), ("cpuset.mems", "cpuset_mems"))
+CPUSET_FILES = (("cpuset.cpus", "cpuset_cpus"), ("cpuset.mems", "cpuset_mems"))
 
 
 class Runc:
@@ -41,17 +41,17 @@ class Runc:
         """
         made: list[str] = []
         try:
-            self._make(path, made)
-            self._set(path, resources)
+            self._make_cgroups(path, made)
+            self._write_cpuset(path, resources)
             if self._tree.version == 1:
-                self._inherit(path)
+                self._copy_parent_if_empty(path)
             self._tree.attach(path, pid)
         except OSError as error:
             for directory in reversed(made):
                 self._tree.rmdir(directory)
             raise RuncError(
                 "OCI runtime create failed: runc create failed: unable to start container process: "
-                f"unable to apply cgroup configuration: {_words(error)}"
+                f"unable to apply cgroup configuration: {_go_error_text(error)}"
             ) from error
 
     def update(self, path: str, saved: Resources, merged: Resources) -> None:
@@ -61,10 +61,10 @@ class Runc:
             RuncError: The kernel refused the merged values.
         """
         try:
-            self._set(path, merged)
+            self._write_cpuset(path, merged)
         except OSError as error:
-            self._set(path, saved)
-            raise RuncError(_words(error)) from error
+            self._write_cpuset(path, saved)
+            raise RuncError(_go_error_text(error)) from error
 
     def remove(self, path: str, pid: int) -> None:
         """Let the task end and remove its cgroup; a cgroup that is already gone is not an error."""
@@ -74,7 +74,7 @@ class Runc:
         except FileNotFoundError:
             return
 
-    def _make(self, path: str, made: list[str]) -> None:
+    def _make_cgroups(self, path: str, made: list[str]) -> None:
         parts = path.split("/")
         for end in range(1, len(parts) + 1):
             directory = "/".join(parts[:end])
@@ -85,20 +85,20 @@ class Runc:
             else:
                 made.append(directory)
             if self._tree.version == 1 and end < len(parts):
-                self._inherit(directory)
+                self._copy_parent_if_empty(directory)
 
-    def _inherit(self, path: str) -> None:
+    def _copy_parent_if_empty(self, path: str) -> None:
         parent = path.rpartition("/")[0]
-        for name, _ in FILES:
+        for name, _ in CPUSET_FILES:
             if not self._files.read(path, name).strip():
-                self._put(path, name, self._files.read(parent, name).strip())
+                self._write_file(path, name, self._files.read(parent, name).strip())
 
-    def _set(self, path: str, resources: Resources) -> None:
-        for name, field in FILES:
+    def _write_cpuset(self, path: str, resources: Resources) -> None:
+        for name, field in CPUSET_FILES:
             if text := getattr(resources, field):
-                self._put(path, name, text)
+                self._write_file(path, name, text)
 
-    def _put(self, path: str, name: str, text: str) -> None:
+    def _write_file(self, path: str, name: str, text: str) -> None:
         try:
             self._files.write(path, name, text)
         except OSError as error:
@@ -106,7 +106,7 @@ class Runc:
             raise
 
 
-def _words(error: OSError) -> str:
+def _go_error_text(error: OSError) -> str:
     """Write an error as Go does: the value and the file, and strerror in lower case."""
     cause = os.strerror(error.errno or 0).lower()
     return ": ".join([*getattr(error, "__notes__", ()), cause])

@@ -31,12 +31,12 @@ from proxy.demo.runc import Runc
 from proxy.demo.runtime_records import ContainerRecord, PodRecord
 from proxy.demo.runtime_service import StandInService
 
-SERVICES = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
-IMAGES = ("runtime.v1.ImageService", "runtime.v1alpha2.ImageService")
-LIMIT = 16 << 20
+RUNTIME_SERVICES = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
+IMAGE_SERVICES = ("runtime.v1.ImageService", "runtime.v1alpha2.ImageService")
+MESSAGE_LIMIT_BYTES = 16 << 20
 """Largest message in bytes, as containerd's."""
 
-Hook = Callable[[Any], None]
+BeforeCall = Callable[[Any], None]
 
 
 @dataclass(slots=True)
@@ -72,13 +72,13 @@ class StandInRuntime:
         self, socket_path: Path | str, cgroups: FakeCgroups, *, alpha: bool = True, events: bool = True
     ) -> None:
         self.socket_path = Path(socket_path)
-        self._engine = StandInService(Runc(cgroups))
-        self._services = SERVICES if alpha else SERVICES[:1]
+        self._service = StandInService(Runc(cgroups))
+        self._services = RUNTIME_SERVICES if alpha else RUNTIME_SERVICES[:1]
         self._events = events
         self._server: grpc.Server | None = None
         self._lock = threading.Lock()
         self._calls: list[RuntimeCall] = []
-        self._hooks: dict[str, list[Hook]] = {}
+        self._hooks: dict[str, list[BeforeCall]] = {}
 
     # Start and stop.
 
@@ -92,12 +92,15 @@ class StandInRuntime:
             RuntimeError: The socket cannot be bound.
         """
         self.socket_path.unlink(missing_ok=True)
-        sizes = [("grpc.max_receive_message_length", LIMIT), ("grpc.max_send_message_length", LIMIT)]
+        sizes = [
+            ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
+            ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
+        ]
         pool = ThreadPoolExecutor(64, thread_name_prefix="standin")
         self._server = grpc.server(pool, options=sizes)
         self._server.add_generic_rpc_handlers([self._runtime_service(name) for name in self._services])
         self._server.add_generic_rpc_handlers(
-            [_image_service(name) for name in IMAGES[: len(self._services)]]
+            [_image_service(name) for name in IMAGE_SERVICES[: len(self._services)]]
         )
         self._server.add_insecure_port(f"unix:{self.socket_path}")
         self._server.start()
@@ -127,14 +130,14 @@ class StandInRuntime:
     @property
     def pods(self) -> dict[str, PodRecord]:
         """All sandboxes by id (a copy)."""
-        with self._engine.lock:
-            return dict(self._engine.pods)
+        with self._service.lock:
+            return dict(self._service.pods)
 
     @property
     def containers(self) -> dict[str, ContainerRecord]:
         """All containers by id (a copy; the records are live)."""
-        with self._engine.lock:
-            return dict(self._engine.containers)
+        with self._service.lock:
+            return dict(self._service.containers)
 
     @property
     def calls(self) -> list[RuntimeCall]:
@@ -144,7 +147,7 @@ class StandInRuntime:
 
     # Used by tests and demonstrations.
 
-    def before(self, method: str, hook: Hook) -> Callable[[], None]:
+    def before(self, method: str, hook: BeforeCall) -> Callable[[], None]:
         """Run something before each call of a method: sleep to delay it, raise CallRefused to fail it.
 
         The hook runs in the call's own thread without any lock, so other calls continue.
@@ -183,7 +186,7 @@ class StandInRuntime:
         Raises:
             CallRefused: The id is unknown.
         """
-        self._engine.exited(container_id, exit_code)
+        self._service.exited(container_id, exit_code)
 
     # gRPC.
 
@@ -196,24 +199,24 @@ class StandInRuntime:
         }
         if self._events:
             handlers["GetContainerEvents"] = grpc.unary_stream_rpc_method_handler(
-                self._engine.events.stream,
+                self._service.events.stream,
                 pb.GetEventsRequest.FromString,
                 pb.ContainerEventResponse.SerializeToString,
             )
         return grpc.method_handlers_generic_handler(service, handlers)
 
     def _unary(self, service: str, method: str) -> Callable[[Any, grpc.ServicerContext], Any]:
-        handler = self._engine.handlers[method]
+        handler = self._service.handlers[method]
 
         def answer(request: Any, context: grpc.ServicerContext) -> Any:
             call = RuntimeCall(method, request, service, dict(context.invocation_metadata()))
             with self._lock:
                 self._calls.append(call)
-                hooks: Iterable[Hook] = tuple(self._hooks.get(method, ()))
+                hooks: Iterable[BeforeCall] = tuple(self._hooks.get(method, ()))
             try:
                 for hook in hooks:
                     hook(request)
-                with self._engine.lock:
+                with self._service.lock:
                     return handler(request)
             except CallRefused as refused:
                 call.code = refused.code

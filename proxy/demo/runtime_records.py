@@ -19,7 +19,7 @@ def new_id() -> str:
     return secrets.token_hex(32)
 
 
-def merge(
+def merged_resources(
     saved: pb.LinuxContainerResources, request: pb.LinuxContainerResources
 ) -> pb.LinuxContainerResources:
     """Merge a request into the saved resources; zero and empty fields change nothing."""
@@ -29,7 +29,7 @@ def merge(
     return merged
 
 
-def oci(saved: Resources) -> dict[str, dict[str, int | str]]:
+def oci_resources(saved: Resources) -> dict[str, dict[str, int | str]]:
     """Return resources as ``linux.resources`` of the OCI runtime spec, which leaves unset fields out."""
     cpu: dict[str, int | str] = {
         "shares": saved.cpu_shares,

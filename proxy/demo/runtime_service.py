@@ -20,7 +20,15 @@ import grpc
 from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import METHODS, CallRefused
 from proxy.demo.runc import Runc, RuncError
-from proxy.demo.runtime_records import ContainerRecord, PodRecord, Resources, cgroup_names, merge, new_id, oci
+from proxy.demo.runtime_records import (
+    ContainerRecord,
+    PodRecord,
+    Resources,
+    cgroup_names,
+    merged_resources,
+    new_id,
+    oci_resources,
+)
 
 
 def pod_state(pod: PodRecord) -> pb.PodSandboxState:
@@ -48,9 +56,9 @@ def container_status(container: ContainerRecord) -> pb.ContainerStatus:
     )  # fmt: skip
 
 
-def verbose(container: ContainerRecord) -> dict[str, object]:
+def verbose_info(container: ContainerRecord) -> dict[str, object]:
     """Return the used part of a container's ``info``, as containerd writes it."""
-    linux = {"cgroupsPath": container.cgroups_path, "resources": oci(container.resources)}
+    linux = {"cgroupsPath": container.cgroups_path, "resources": oci_resources(container.resources)}
     return {
         "sandboxID": container.pod_id,
         "pid": container.pid,
@@ -153,7 +161,7 @@ class StandInService:
     def _stop_pod_sandbox(self, request: pb.StopPodSandboxRequest) -> pb.StopPodSandboxResponse:
         pod = self.pods.get(request.pod_sandbox_id)
         if pod is not None:
-            for container in self._of(pod):
+            for container in self._containers_of(pod):
                 self._end(container, 137)
             if pod.ready:
                 self._runc.remove(pod.cgroup, pod.pid)
@@ -163,7 +171,7 @@ class StandInService:
     def _remove_pod_sandbox(self, request: pb.RemovePodSandboxRequest) -> pb.RemovePodSandboxResponse:
         self._stop_pod_sandbox(pb.StopPodSandboxRequest(pod_sandbox_id=request.pod_sandbox_id))
         pod = self.pods.pop(request.pod_sandbox_id, None)
-        for container in self._of(pod) if pod is not None else []:
+        for container in self._containers_of(pod) if pod is not None else []:
             self._forget(container)
         return pb.RemovePodSandboxResponse()
 
@@ -183,7 +191,7 @@ class StandInService:
         if pod is None:
             raise _not_found(f'failed to find sandbox id "{request.pod_sandbox_id}": not found')
         meta = request.config.metadata
-        for other in self._of(pod):
+        for other in self._containers_of(pod):
             if other.config.metadata == meta:
                 name = (
                     f"{meta.name}_{pod.config.metadata.name}_{pod.config.metadata.namespace}_{meta.attempt}"
@@ -235,7 +243,7 @@ class StandInService:
         self, request: pb.UpdateContainerResourcesRequest
     ) -> pb.UpdateContainerResourcesResponse:
         container = self._container(request.container_id)
-        merged = merge(container.resources, request.linux)
+        merged = merged_resources(container.resources, request.linux)
         if container.state == pb.CONTAINER_RUNNING:
             try:
                 self._runc.update(container.cgroup, container.resources, merged)
@@ -246,7 +254,7 @@ class StandInService:
 
     def _container_status(self, request: pb.ContainerStatusRequest) -> pb.ContainerStatusResponse:
         container = self._container(request.container_id)
-        info = {"info": json.dumps(verbose(container))} if request.verbose else {}
+        info = {"info": json.dumps(verbose_info(container))} if request.verbose else {}
         return pb.ContainerStatusResponse(status=container_status(container), info=info)
 
     def _list_containers(self, request: pb.ListContainersRequest) -> pb.ListContainersResponse:
@@ -259,7 +267,7 @@ class StandInService:
 
     # Shared by several calls.
 
-    def _of(self, pod: PodRecord) -> list[ContainerRecord]:
+    def _containers_of(self, pod: PodRecord) -> list[ContainerRecord]:
         return [c for c in self.containers.values() if c.pod_id == pod.id]
 
     def _pod(self, pod_id: str) -> PodRecord:

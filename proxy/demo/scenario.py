@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import DemoPod
 from proxy.demo.snapshot import DemoError
-from proxy.demo.step_runner import DemoStep, StepRunner, reported
+from proxy.demo.step_runner import DemoStep, StepRunner, sentence_list
 from proxy.model.errors import RuntimeCallError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
@@ -28,14 +28,14 @@ _MANY_CORES = 4
 class FailureSteps:
     """The steps in which something fails."""
 
-    def __init__(self, runner: StepRunner, parts: ScenarioCpus) -> None:
+    def __init__(self, runner: StepRunner, cpus: ScenarioCpus) -> None:
         self._runner = runner
         self._environment = runner.environment
-        self._parts = parts
+        self._cpus = cpus
 
-    def refused(self) -> DemoStep:
+    def refused_creates(self) -> DemoStep:
         """Two creates are refused."""
-        absent = self._parts.absent
+        absent = self._cpus.absent
 
         def act() -> list[str]:
             return [
@@ -43,7 +43,7 @@ class FailureSteps:
                     DemoPod("greedy", "LSE", KubeQos.GUARANTEED, str(absent)), GrpcStatus.INVALID_ARGUMENT
                 ),
                 self._refusal(
-                    DemoPod("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse)),
+                    DemoPod("rival", "LSE", KubeQos.GUARANTEED, str(self._cpus.lse)),
                     GrpcStatus.FAILED_PRECONDITION,
                 ),
             ]
@@ -51,7 +51,7 @@ class FailureSteps:
         return DemoStep(
             "Two LSE pods that cannot be placed",
             f"One requests {named(absent)}, which this machine does not have, the other for trading's "
-            f"{named(self._parts.lse)}. LSE would rather not run than run elsewhere: the create is refused "
+            f"{named(self._cpus.lse)}. LSE would rather not run than run elsewhere: the create is refused "
             "with the reason, the runtime never sees it, and no container moves.",
             act,
             at_once=True,
@@ -69,9 +69,9 @@ class FailureSteps:
             self._environment.client.end_pod(pod)
         raise DemoError(f"{spec.name} was created, it should have been refused")
 
-    def failed(self) -> DemoStep:
+    def failed_create(self) -> DemoStep:
         """A create fails at the runtime, and all containers get their CPUs back."""
-        cpus = self._parts.failed
+        cpus = self._cpus.failed
 
         def act() -> list[str]:
             spec = DemoPod("risky", "LSE", KubeQos.GUARANTEED, str(cpus))
@@ -90,17 +90,17 @@ class FailureSteps:
                 raise DemoError("the create of risky went well, it should have failed")
             finally:
                 self._environment.client.end_pod(pod)
-            return [*reported(self._runner.left_before(spec, cpus)), message]
+            return [*sentence_list(self._runner.check_others_left(spec, cpus)), message]
 
         return DemoStep(
             f"risky (LSE) would take {named(cpus)}, but the runtime fails",
             "The others had left already when the runtime's error came. It goes up as it is, and they are "
             "put back: after a failed create the node is as before.",
             act,
-            middle=True,
+            shows_node_at_create=True,
         )
 
-    def update(self) -> DemoStep:
+    def kubelet_update(self) -> DemoStep:
         """An UpdateContainerResources of kubelet passes through."""
         all_cpus = str(self._environment.machine.online)
 
@@ -113,7 +113,7 @@ class FailureSteps:
             cpu = info["runtimeSpec"]["linux"]["resources"]["cpu"]
             if cpu.get("shares") != 4096:
                 raise DemoError(f"the runtime has cpu_shares {cpu.get('shares')}, kubelet sent 4096")
-            if CpuSet.parse(cpu.get("cpus", "")) != self._runner.expected.shared:
+            if CpuSet.parse(cpu.get("cpus", "")) != self._runner.expected.shared_pool:
                 raise DemoError(f"the runtime has saved CPUs {cpu.get('cpus')!r}")
             return [f"The runtime saved cpu_shares 4096 as sent, and CPUs {cpu['cpus']}, not {all_cpus}."]
 
@@ -125,7 +125,7 @@ class FailureSteps:
             at_once=True,
         )
 
-    def killed(self) -> DemoStep:
+    def proxy_restart(self) -> DemoStep:
         """The proxy is killed and starts again."""
 
         def act() -> list[str]:
@@ -135,7 +135,7 @@ class FailureSteps:
             self._runner.wait_until_expected(0.0)
             seconds = proxy.start()
             self._wait_ready()
-            rival = DemoPod("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse))
+            rival = DemoPod("rival", "LSE", KubeQos.GUARANTEED, str(self._cpus.lse))
             return [
                 f"Process {pid} was killed, nothing moved; {proxy.pid} answered {seconds:.1f} s later.",
                 f"It still knows the owners: {self._refusal(rival, GrpcStatus.FAILED_PRECONDITION)}",
@@ -166,7 +166,7 @@ class ScenarioCpus:
         lsr: The same for the LSR pod.
         failed: The same for the pod whose create fails.
         count: Whole CPUs that the Guaranteed container requests.
-        big: Whether all of them fit at the same time.
+        fits_all: Whether all of them fit at the same time.
         absent: CPUs that this machine does not have.
     """
 
@@ -174,7 +174,7 @@ class ScenarioCpus:
     lsr: CpuSet
     failed: CpuSet
     count: int
-    big: bool
+    fits_all: bool
     absent: CpuSet
 
     @classmethod
@@ -201,22 +201,23 @@ class Scenario:
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
         self._environment = runner.environment
-        self._parts = ScenarioCpus.of(runner.environment.machine)
+        self._cpus = ScenarioCpus.of(runner.environment.machine)
 
     def steps(self) -> list[DemoStep]:
         """Return the steps in their order."""
-        parts = self._parts
-        failures = FailureSteps(self._runner, parts)
-        middle = [failures.refused(), failures.update(), failures.killed()]
-        if parts.big:
+        cpus = self._cpus
+        failures = FailureSteps(self._runner, cpus)
+        middle = [failures.refused_creates(), failures.kubelet_update(), failures.proxy_restart()]
+        if cpus.fits_all:
             owners = [self._lse(), self._lsr(), self._guaranteed()]
             return [
-                self._sharing(), *owners, self._kube(), *middle, failures.failed(), self._freed("trading"),
-                self._freed("search", "database"), self._empty(),
+                self._sharing(), *owners, self._unlabelled_pods(), *middle, failures.failed_create(),
+                self._freed("trading"), self._freed("search", "database"), self._empty(),
             ]  # fmt: skip
         return [
-            self._sharing(), self._lse(), self._kube(), *middle, self._freed("trading"), failures.failed(),
-            self._lsr(), self._freed("search"), self._guaranteed(), self._freed("database"), self._empty(),
+            self._sharing(), self._lse(), self._unlabelled_pods(), *middle, self._freed("trading"),
+            failures.failed_create(), self._lsr(), self._freed("search"), self._guaranteed(),
+            self._freed("database"), self._empty(),
         ]  # fmt: skip
 
     # Pods come.
@@ -235,7 +236,7 @@ class Scenario:
         )
 
     def _lse(self) -> DemoStep:
-        cpus = self._parts.lse
+        cpus = self._cpus.lse
         return self._owner(
             DemoPod("trading", "LSE", KubeQos.GUARANTEED, str(cpus), cpus=len(cpus)),
             cpus,
@@ -245,7 +246,7 @@ class Scenario:
         )
 
     def _lsr(self) -> DemoStep:
-        cpus = self._parts.lsr
+        cpus = self._cpus.lsr
         return self._owner(
             DemoPod("search", "LSR", KubeQos.GUARANTEED, str(cpus), cpus=len(cpus)),
             cpus,
@@ -257,12 +258,12 @@ class Scenario:
     def _owner(self, spec: DemoPod, cpus: CpuSet, title: str, why: str) -> DemoStep:
         def act() -> list[str]:
             self._runner.launch(spec, cpus)
-            return reported(self._runner.left_before(spec, cpus))
+            return sentence_list(self._runner.check_others_left(spec, cpus))
 
         return DemoStep(title, why, act, at_once=True)
 
     def _guaranteed(self) -> DemoStep:
-        count = self._parts.count
+        count = self._cpus.count
 
         def act() -> list[str]:
             spec = DemoPod("database", kube_qos=KubeQos.GUARANTEED, cpus=count)
@@ -271,11 +272,11 @@ class Scenario:
                 owned |= cpus
             self._runner.launch(spec, owned)  # its CPUs are read, and then checked
             got = self._environment.snapshot().get("database").cpus
-            self._judge(got, owned)
+            self._check_chosen_cpus(got, owned)
             self._runner.expected.owned["database"] = got
             return [
                 f"The proxy picked {got}: {self._runner.reason('database')}.",
-                *reported(self._runner.left_before(spec, got)),
+                *sentence_list(self._runner.check_others_left(spec, got)),
             ]
 
         whole = f"{count} whole CPU" + ("s" if count > 1 else "")
@@ -287,17 +288,17 @@ class Scenario:
             at_once=True,
         )
 
-    def _judge(self, got: CpuSet, taken: CpuSet) -> None:
+    def _check_chosen_cpus(self, got: CpuSet, taken: CpuSet) -> None:
         machine = self._environment.machine
         split = [core for core in machine.cores.values() if core & got and not core <= got]
-        if len(got) != self._parts.count or not got.isdisjoint(taken):
+        if len(got) != self._cpus.count or not got.isdisjoint(taken):
             raise DemoError(
-                f"database got CPUs {got}; it requested {self._parts.count}, and {taken} were taken"
+                f"database got CPUs {got}; it requested {self._cpus.count}, and {taken} were taken"
             )
-        if len(machine.nodes_of(got)) != 1 or (self._parts.big and split):
+        if len(machine.nodes_of(got)) != 1 or (self._cpus.fits_all and split):
             raise DemoError(f"database got CPUs {got}, which are not whole cores of one NUMA node")
 
-    def _kube(self) -> DemoStep:
+    def _unlabelled_pods(self) -> DemoStep:
         def act() -> list[str]:
             self._runner.launch(DemoPod("api", kube_qos=KubeQos.BURSTABLE, shares=256))
             self._runner.launch(DemoPod("logs", kube_qos=KubeQos.BEST_EFFORT))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.demo.client import Started
+from proxy.demo.client import StartedPod
 from proxy.executor.kernel_ports import Cgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
@@ -28,7 +28,7 @@ class ContainerCpuset:
         label: Its class, as the picture shows it.
         owns: Whether it should own its CPUs.
         excludes_be: Whether BE (best effort) containers must not be on them either.
-        background: Whether it is a container of the BE pool.
+        uses_be_pool: Whether it is a container of the BE pool.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ContainerCpuset:
     mems: Mask
     owns: bool
     excludes_be: bool
-    background: bool
+    uses_be_pool: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ class Snapshot:
         for owner in (container for container in self.containers if container.owns):
             for other in self.containers:
                 clash = owner.cpus & other.cpus
-                if other is owner or not clash or (other.background and not owner.excludes_be):
+                if other is owner or not clash or (other.uses_be_pool and not owner.excludes_be):
                     continue
                 raise DemoError(f"{other.name} may run on {named(clash)}, which {owner.name} owns")
 
 
-def take(cgroups: Cgroups, pods: Iterable[Started]) -> Snapshot:
+def read_snapshot(cgroups: Cgroups, pods: Iterable[StartedPod]) -> Snapshot:
     """Read the cgroup files of the pods' containers."""
     seen: list[ContainerCpuset] = []
     for pod in pods:
@@ -105,7 +105,7 @@ def take(cgroups: Cgroups, pods: Iterable[Started]) -> Snapshot:
                 value.mems or value.effective_mems,
                 spec.owns,
                 spec.owns and spec.qos != "LSR",
-                spec.background,
+                spec.uses_be_pool,
             )
         )
     return Snapshot(tuple(seen))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.demo.client import DemoPod, Started
+from proxy.demo.client import DemoPod, StartedPod
 from proxy.demo.environment import DemoEnvironment
 from proxy.demo.expected_sets import Expectation
 from proxy.demo.picture import SnapshotPicture
@@ -29,15 +29,15 @@ class DemoStep:
         why: One or two sentences for the reader.
         act: Performs the step, and returns sentences about its own checks.
         at_once: Whether the files must be right as soon as the call returns, not a moment later.
-        middle: Whether to show the node as it was when the create reached the runtime, if that can be
-            observed; after the step the node must be as it was before.
+        shows_node_at_create: Whether to show the node as it was when the create reached the runtime, if that
+            can be observed; after the step the node must be as it was before.
     """
 
     title: str
     why: str
     act: Callable[[], list[str]]
     at_once: bool = False
-    middle: bool = False
+    shows_node_at_create: bool = False
 
 
 class StepRunner:
@@ -70,20 +70,20 @@ class StepRunner:
         try:
             sentences = step.act()
             after = self.wait_until_expected(0.0 if step.at_once else _TIMEOUT_S)
-            sentences.append(self._agreement(after))
+            sentences.append(self._check_status_page(after))
         except (DemoError, TopoproxyError):
             self._picture.draw(before, self.environment.snapshot())
             raise
-        if step.middle and before.containers != after.containers:
+        if step.shows_node_at_create and before.containers != after.containers:
             raise DemoError("the cgroup files are not as they were before")
-        if step.middle and self.environment.at_create is not None:
-            self._picture.draw(before, self.environment.at_create, "meanwhile")
+        if step.shows_node_at_create and self.environment.snapshot_at_create is not None:
+            self._picture.draw(before, self.environment.snapshot_at_create, "meanwhile")
             sentences.append("Afterwards every cgroup file reads as before.")
         else:
             self._picture.draw(before, after)
         self.screen.line()
         for sentence in sentences:
-            self.screen.proof(sentence)
+            self.screen.success(sentence)
         self.checks += len(sentences)
         if self._pause:
             time.sleep(self._pause)
@@ -106,7 +106,7 @@ class StepRunner:
             else:
                 return snapshot
 
-    def _agreement(self, snapshot: Snapshot) -> str:
+    def _check_status_page(self, snapshot: Snapshot) -> str:
         """Compare the proxy's own page with the files; both may change until the runtime is updated."""
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
@@ -131,13 +131,13 @@ class StepRunner:
 
     # Shared by several steps.
 
-    def launch(self, spec: DemoPod, own: CpuSet | None = None) -> Started:
+    def launch(self, spec: DemoPod, own: CpuSet | None = None) -> StartedPod:
         """Run a pod whose container gets exclusive CPUs, or runs on its pool."""
         pod = self.environment.client.run_pod(spec)
         self.environment.pods.append(pod)
         self.environment.client.create(pod)
         self.environment.client.start(pod.container_id)
-        self.expected.started(pod, own)
+        self.expected.record_started(pod, own)
         return pod
 
     def end(self, name: str) -> None:
@@ -146,9 +146,9 @@ class StepRunner:
         self.environment.client.stop(pod.container_id)
         self.environment.client.end_pod(pod)
         self.environment.pods.remove(pod)
-        self.expected.ended(name)
+        self.expected.record_ended(name)
 
-    def pod(self, name: str) -> Started:
+    def pod(self, name: str) -> StartedPod:
         """Find a pod that was launched."""
         return next(pod for pod in self.environment.pods if pod.spec.name == name)
 
@@ -157,17 +157,17 @@ class StepRunner:
         rows = self.environment.status()["containers"]
         return next((str(row["reason"]) for row in rows if row["ref"] == f"demo/{name}/main"), "")
 
-    def left_before(self, spec: DemoPod, cpus: CpuSet) -> str:
+    def check_others_left(self, spec: DemoPod, cpus: CpuSet) -> str:
         """Check that the others had left when the create reached the runtime, if that can be observed.
 
         Raises:
             DemoError: One of them had not left.
         """
-        seen = self.environment.at_create
+        seen = self.environment.snapshot_at_create
         if seen is None:
             return ""
         for container in seen.containers:
-            stays = container.background and spec.qos == "LSR"
+            stays = container.uses_be_pool and spec.qos == "LSR"
             if not stays and not container.cpus.isdisjoint(cpus):
                 raise DemoError(
                     f"{container.name} was still on CPUs {container.cpus} when the create of {spec.name} "
@@ -176,6 +176,6 @@ class StepRunner:
         return f"When the create reached the runtime, no container was on {named(cpus)} any more."
 
 
-def reported(sentence: str) -> list[str]:
+def sentence_list(sentence: str) -> list[str]:
     """Return a list with the sentence; an empty list for an empty sentence."""
     return [sentence] if sentence else []

@@ -82,7 +82,7 @@ class Screen:
                 + self.paint(bar * rest, "2")
             )
 
-    def proof(self, text: str) -> None:
+    def success(self, text: str) -> None:
         """Print a check that succeeded."""
         mark = self.glyph("✓", "ok")
         pad = " " * (len(mark) + 3)

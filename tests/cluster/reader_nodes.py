@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from proxy.demo import client as demo
-from proxy.demo.client import NAMESPACE, QOS_LABEL, STATUS_ANNOTATION, DemoPod, Started
+from proxy.demo.client import NAMESPACE, QOS_LABEL, STATUS_ANNOTATION, DemoPod, StartedPod
 from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
@@ -44,7 +44,7 @@ class PlacedPod:
     """A pod that its node has started: the CPUs of its container, or why the node has rejected it."""
 
     node: str
-    started: Started | None = None
+    started: StartedPod | None = None
     cpus: CpuSet = field(default_factory=CpuSet)
     annotated: str = ""
     rejected: str = ""

@@ -43,7 +43,7 @@ def test_the_program_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_demonstration_succeeds(version):
     out = io.StringIO()
-    assert run_demonstration(Screen(out, width=80), DemoOptions(version=version)), out.getvalue()
+    assert run_demonstration(Screen(out, width=80), DemoOptions(cgroup_version=version)), out.getvalue()
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     for word in (
@@ -129,7 +129,7 @@ def unplaced(cgroups, runtime: StandInRuntime, client: CriClient, *, seen=True):
     environment = Unjudged("", machine, cgroups, NoProxy(), client, runtime.fail_next_create)
 
     def watch(_):
-        environment.at_create = environment.snapshot()
+        environment.snapshot_at_create = environment.snapshot()
 
     if seen:
         runtime.before("CreateContainer", watch)
@@ -160,7 +160,7 @@ def test_violations_are_detected_without_the_proxy(cgroups, runtime, client):
 
 def test_the_parts_of_machines():
     big = ScenarioCpus.of(regular_machine(2, 1, 4, 2, sibling_offset=False))
-    assert (str(big.lse), str(big.lsr), str(big.failed), big.count, big.big) == (
+    assert (str(big.lse), str(big.lsr), str(big.failed), big.count, big.fits_all) == (
         "2-3",
         "4-5",
         "14-15",
@@ -168,7 +168,7 @@ def test_the_parts_of_machines():
         True,
     )
     small = ScenarioCpus.of(regular_machine(1, 1, 2, 1))
-    assert (str(small.lse), small.count, small.big, str(small.absent)) == ("1", 1, False, "2-3")
+    assert (str(small.lse), small.count, small.fits_all, str(small.absent)) == ("1", 1, False, "2-3")
     with pytest.raises(DemoError, match="at least two CPUs"):
         ScenarioCpus.of(regular_machine(1, 1, 1, 1))
 

@@ -12,8 +12,8 @@ import pytest
 
 from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.demonstration import DemoOptions, run_demonstration
-from proxy.demo.environment import GROUP
-from proxy.demo.private_containerd import IMAGE, PrivateContainerd, missing, write_image
+from proxy.demo.environment import CGROUP
+from proxy.demo.private_containerd import IMAGE, PrivateContainerd, missing_programs, write_image
 from proxy.demo.terminal import Screen
 from proxy.model.errors import TopoproxyError, UnavailableError
 
@@ -23,7 +23,7 @@ GROUPS = Path("/sys/fs/cgroup")
 def why_not() -> str:
     if os.geteuid() != 0:
         return "needs root"
-    if lacking := missing():
+    if lacking := missing_programs():
         return f"not installed: {', '.join(lacking)}"
     if len(os.sched_getaffinity(0)) < 2:
         return "needs two CPUs"
@@ -48,7 +48,7 @@ def directory():
 def perform(socket: Path) -> str:
     out = io.StringIO()
     assert run_demonstration(Screen(out, width=80), DemoOptions("containerd", socket)), out.getvalue()
-    assert not list(GROUPS.glob(f"{GROUP}*")) + list(GROUPS.glob(f"*/{GROUP}"))
+    assert not list(GROUPS.glob(f"{CGROUP}*")) + list(GROUPS.glob(f"*/{CGROUP}"))
     return out.getvalue()
 
 
@@ -59,7 +59,7 @@ def test_on_a_private_containerd(directory):
 
 
 def test_a_running_containerd_is_used(directory):
-    with PrivateContainerd(directory) as bed, CriClient(str(bed.socket), root=GROUP, image=IMAGE) as client:
+    with PrivateContainerd(directory) as bed, CriClient(str(bed.socket), root=CGROUP, image=IMAGE) as client:
         pod = client.launch(DemoPod("guest"))
         with pytest.raises(UnavailableError, match=r"pods run there \(1\) and would be moved"):
             run_demonstration(Screen(io.StringIO(), width=80), DemoOptions("containerd", bed.socket))

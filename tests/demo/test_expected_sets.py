@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.demo.client import DemoPod, Started
+from proxy.demo.client import DemoPod, StartedPod
 from proxy.demo.expected_sets import Expectation
-from proxy.demo.snapshot import ContainerCpuset, DemoError, Snapshot, take
+from proxy.demo.snapshot import ContainerCpuset, DemoError, Snapshot, read_snapshot
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos
 from proxy.topology.regular_machine import regular_machine
@@ -22,7 +22,7 @@ BE = DemoPod("batch", "BE", KubeQos.BEST_EFFORT)
 def seen(spec: DemoPod, cpus: str, mems: str = "0-1") -> ContainerCpuset:
     hard = spec.owns and spec.qos != "LSR"
     return ContainerCpuset(
-        spec.name, spec.label, CpuSet.parse(cpus), Mask.parse(mems), spec.owns, hard, spec.background
+        spec.name, spec.label, CpuSet.parse(cpus), Mask.parse(mems), spec.owns, hard, spec.uses_be_pool
     )
 
 
@@ -30,7 +30,7 @@ def expectation() -> Expectation:
     book = Expectation(MACHINE)
     for spec in (LS, BE, LSE, LSR):
         own = CpuSet.parse(spec.cpuset) if spec.owns else None
-        book.started(Started(spec, "", pb.PodSandboxConfig()), own)
+        book.record_started(StartedPod(spec, "", pb.PodSandboxConfig()), own)
     return book
 
 
@@ -40,10 +40,10 @@ def node(web="0-1,6-15", batch="0-1,4-15", trading="2-3", search="4-5", near="0"
 
 def test_expected_pools_follow_owners_that_come_and_end():
     book = expectation()
-    assert (str(book.shared), str(book.background)) == ("0-1,6-15", "0-1,4-15")
+    assert (str(book.shared_pool), str(book.be_pool)) == ("0-1,6-15", "0-1,4-15")
     book.check(node())
-    book.ended("trading")
-    assert (str(book.shared), str(book.background)) == ("0-3,6-15", "0-15")
+    book.record_ended("trading")
+    assert (str(book.shared_pool), str(book.be_pool)) == ("0-3,6-15", "0-15")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_cgroup_files_are_read(client, cgroups):
     waiting = client.run_pod(DemoPod("later", "LS"))
     path = cgroups.find(pod.config.linux.cgroup_parent, pod.container_id)
     cgroups.write(path, CpuSet.parse("3"), Mask([1]))
-    (one,) = take(cgroups, [pod, waiting]).containers
+    (one,) = read_snapshot(cgroups, [pod, waiting]).containers
     assert (str(one.cpus), str(one.mems)) == ("3", "1")
     client.stop(pod.container_id)
-    assert take(cgroups, [pod, waiting]).containers == ()
+    assert read_snapshot(cgroups, [pod, waiting]).containers == ()

@@ -75,6 +75,6 @@ def test_the_cause_of_a_failed_ctr_is_named(tmp_path, monkeypatch, script, cause
     (tmp_path / "ctr").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "ctr").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(private_containerd, "CTR_S", 0.5)
+    monkeypatch.setattr(private_containerd, "CTR_TIMEOUT_S", 0.5)
     with pytest.raises(UnavailableError, match=f"^cannot run ctr images rm: {cause}$"):
         remove_image(tmp_path / "containerd.sock")

@@ -282,7 +282,7 @@ def test_the_events_of_a_container_come_in_order(client, runtime):
         reported = []
         reader = threading.Thread(target=lambda: reported.extend(next(stream) for _ in range(4)))
         deadline = time.monotonic() + 5
-        while not runtime._engine.events._queues and time.monotonic() < deadline:
+        while not runtime._service.events._queues and time.monotonic() < deadline:
             time.sleep(0.01)
         reader.start()
         pod = created(client)

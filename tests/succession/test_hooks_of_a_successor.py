@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.demo.client import DemoPod, Started
+from proxy.demo.client import DemoPod, StartedPod
 from proxy.upgrade.replacement import replace_daemon
 from tests.succession.conftest import LIMIT_S, ProcessNode
 
@@ -89,7 +89,7 @@ def test_changes_of_a_sandbox_by_a_hook_survive_a_replacement_of_the_daemon(
 ) -> None:
     """The response passes through the old process; kubelet's creates still name the old labels and cgroup."""
     install_hook(node, REPARENTING_HOOK)
-    slow, made = threading.Event(), list[Started]()
+    slow, made = threading.Event(), list[StartedPod]()
     node.runtime.before("RunPodSandbox", lambda request: slow.wait(LIMIT_S))
     with node.client() as client:
         making = threading.Thread(target=lambda: made.append(client.run_pod(DemoPod("web", "LS"))))

@@ -17,7 +17,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.kubelet.checkpoint_writer import none_state, static_state
 from proxy.backends.kubelet.checkpoints import HeldCpus, held_cpus, read_cpu_checkpoint
-from proxy.demo.client import CriClient, DemoPod, Started
+from proxy.demo.client import CriClient, DemoPod, StartedPod
 from proxy.demo.environment import ProxyProcess
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.idset import CpuSet
@@ -162,7 +162,7 @@ class KubeletNode:
     def client(self) -> CriClient:
         return CriClient(str(self.proxy.socket))
 
-    def launch(self, name: str, count: int = 2) -> Started:
+    def launch(self, name: str, count: int = 2) -> StartedPod:
         """Launch a Guaranteed pod with whole CPUs: admit it, then name its CPUs in the request."""
         with self.client() as client:
             spec = DemoPod(name, kube_qos=KubeQos.GUARANTEED, cpus=count)
@@ -171,7 +171,7 @@ class KubeletNode:
             self.create(client, pod, named)
             return pod
 
-    def create(self, client: CriClient, pod: Started, named: CpuSet) -> None:
+    def create(self, client: CriClient, pod: StartedPod, named: CpuSet) -> None:
         """Create and start a pod's container with the CPUs from kubelet, and then without a quota."""
         config = pb.ContainerConfig(metadata=pb.ContainerMetadata(name="main", attempt=next(pod.attempts)))
         config.image.image = "localhost/busybox:1"
@@ -189,20 +189,20 @@ class KubeletNode:
         pod.container_id = client.call("CreateContainer", request).container_id
         client.start(pod.container_id)
 
-    def end(self, pod: Started) -> None:
+    def end(self, pod: StartedPod) -> None:
         with self.client() as client:
             client.end_pod(pod)
         if self.kubelet.runs:
             self.kubelet.forget(pod.config.metadata.uid)
 
-    def reconcile(self, *pods: Started) -> None:
+    def reconcile(self, *pods: StartedPod) -> None:
         """Update every container to kubelet's own CPUs, as kubelet does periodically under policy static."""
         with self.client() as client:
             for pod in pods:
                 cpus = self.kubelet.held.get(pod.config.metadata.uid, {}).get("main", CpuSet([1]))
                 client.update(pod.container_id, pb.LinuxContainerResources(cpuset_cpus=str(cpus)))
 
-    def cpus(self, pod: Started) -> str:
+    def cpus(self, pod: StartedPod) -> str:
         """Return the CPUs of a pod's container in the kernel."""
         path = self.cgroups.find(pod.config.linux.cgroup_parent, pod.container_id)
         return "" if path is None else str(self.cgroups.read(path).cpus)
