@@ -124,7 +124,7 @@ def _query(config: Config, route: str, timeout: float, *, act: bool = False) -> 
 
 def _offline(config: Config, timeout: float) -> Mapping[str, object]:
     from proxy import logs
-    from proxy.release.offline import release as leave
+    from proxy.release.offline import release as release_offline
 
     logs.setup("warning", "text")
     shown = ""
@@ -133,7 +133,7 @@ def _offline(config: Config, timeout: float) -> Mapping[str, object]:
         nonlocal shown
         shown = _progress(page, shown)
 
-    return {"schema": schema_ids.RELEASE, **leave(config, timeout, report)}
+    return {"schema": schema_ids.RELEASE, **release_offline(config, timeout, report)}
 
 
 def _undo_offline(config: Config) -> Mapping[str, object]:
