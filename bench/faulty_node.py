@@ -223,7 +223,7 @@ class FaultyNode:
     def overlaps(self) -> list[str]:
         """Name running containers that are on CPUs of a running owner, or on none."""
         found = []
-        with self.runtime._engine.lock:  # nothing starts, ends or is updated during the check
+        with self.runtime._service.lock:  # nothing starts, ends or is updated during the check
             running = [r for r in self._records() if r.state == pb.CONTAINER_RUNNING]
             sets = {record.id: self._effective_cpus(record) for record in running}
         for record in running:
@@ -245,7 +245,7 @@ class FaultyNode:
             return ["no answer"]
         held = {row["cpus"] for row in page["exclusive"]}
         found = [*page["violations"]]
-        with self.runtime._engine.lock:
+        with self.runtime._service.lock:
             ready = {pod.id for pod in self.runtime.pods.values() if pod.ready}
             live = [
                 r

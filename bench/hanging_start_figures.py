@@ -110,10 +110,10 @@ class DelayedStarts:
         self.over.wait(whole * 2 / 3 + hang)
 
     def _make_group(self, record: ContainerRecord) -> None:
-        engine = self._one.runtime._engine
-        with engine.lock:
-            init = next(engine._pids)
-            engine._runc.start(record.cgroup, record.resources, init)
+        service = self._one.runtime._service
+        with service.lock:
+            init = next(service._pids)
+            service._runc.start(record.cgroup, record.resources, init)
             self._one.cgroups.detach(init)
 
 

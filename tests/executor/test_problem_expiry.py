@@ -87,7 +87,7 @@ def test_problems_of_pods_do_not_displace_others() -> None:
         {"pod": "ns/job101"},
     )
     kept: list[Problem] = []
-    problems.keep(lambda problem: kept.append(problem) is not None)
+    problems.remove_unless(lambda problem: kept.append(problem) is not None)
     assert (len(kept), problems.page()) == (PROBLEM_LIMIT, [])
 
 

@@ -160,7 +160,7 @@ async def compare(twins: Twins) -> Counter[str]:
     running: dict[int, int] = {}
     extender = RunningExtender(twins.api, twins.scheduler._strategy)
     async with extender.following():
-        keeping = asyncio.ensure_future(extender.lease.keep())
+        keeping = asyncio.ensure_future(extender.lease.renew_until_lost())
         for number, each in enumerate(twins.pods):
             candidates, scores, chosen = twins.simulated(each)
             raw = twins.raws[number]

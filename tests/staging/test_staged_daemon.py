@@ -139,14 +139,14 @@ def test_from_observe_to_enforce_and_back_on_a_loaded_node(node: FileNode) -> No
             done = await node.reload(daemon, ENFORCE)
             assert (done["reload"]["result"], done["restart"]) == ("applied", [])
             await until(lambda: page(daemon)["enforced"] >= 2)
-            daemon._staging._pause(paused=True)
+            daemon._staging._set_paused(paused=True)
             await until(lambda: not page(daemon)["inStep"])
             there, before = page(daemon), world(node, ids)
             await asyncio.sleep(0.4)
             assert (page(daemon), world(node, ids)) == (there, before)
             assert 2 <= there["enforced"] < len(ids)
             assert [before[name] for name in OWNERS] == [ALL, ALL]  # containers that share CPUs come first
-            daemon._staging._pause(paused=False)
+            daemon._staging._set_paused(paused=False)
             await until(lambda: page(daemon)["enforced"] == len(ids) and not page(daemon)["inStep"])
             assert world(node, ids) == {**dict.fromkeys(ids, "0-1,6-15"), **OWNERS}
             assert [explained(daemon, ids[name]) for name in ("lse-0", "ls-0")] == [(True, 1), (True, 1)]
@@ -196,7 +196,7 @@ def test_a_restart_in_the_middle_of_a_rollout_continues_it(node: FileNode) -> No
         ids.update(await load(node))
         await node.reload(first, ENFORCE)
         await until(lambda: page(first)["enforced"] >= 3)
-        first._staging._pause(paused=True)
+        first._staging._set_paused(paused=True)
         await until(lambda: not page(first)["inStep"])
         seen.update(world(node, ids))
 
@@ -208,7 +208,7 @@ def test_a_restart_in_the_middle_of_a_rollout_continues_it(node: FileNode) -> No
         await asyncio.sleep(0.7)
         assert world(node, ids) == seen  # the rollout is still paused, and no container has changed
         assert sum(has != ALL for has in seen.values()) == page(second)["enforced"] >= 3
-        second._staging._pause(paused=False)
+        second._staging._set_paused(paused=False)
         await until(lambda: page(second)["enforced"] == len(ids))
         await until(lambda: world(node, ids)["lse-1"] == "4-5")
 
