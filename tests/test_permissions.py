@@ -103,9 +103,7 @@ def test_each_link_of_a_path_is_checked_with_its_directory(file: Path, tmp_path:
 def test_a_directory_behind_a_link_is_resolved(file: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(file.parent)
     file.parent.chmod(0o777)
-    assert f"the directory {file.parent} can be written" in TrustCheck().directory_problem(
-        tmp_path / "link"
-    )
+    assert f"the directory {file.parent} can be written" in TrustCheck().directory_problem(tmp_path / "link")
 
 
 def test_only_regular_files_are_trusted(base: Path) -> None:

@@ -140,7 +140,9 @@ def test_all_supported_objects_are_published_and_owned_by_the_node() -> None:
         assert published.get(VOLCANO)["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
         await published.until(lambda: published.get(PODS, "a/lse")["metadata"]["annotations"])
         assert published.api.collections[EVENTS] == {}, "earlier placements are not reported"
-        applied = [r for r in published.api.received if r.headers.get("Content-Type", "").startswith(APPLY_PATCH)]
+        applied = [
+            r for r in published.api.received if r.headers.get("Content-Type", "").startswith(APPLY_PATCH)
+        ]
         answers = {r.headers["Accept"] for r in applied}
         assert answers == {"application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
 

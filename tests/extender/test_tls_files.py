@@ -81,7 +81,6 @@ def with_files(issued: Path, directory: Path, test: Callable[[ReloadingTlsServer
         used = server.files.stamps()
         await server.server.start("127.0.0.1", 0, server.files.context())
         following = asyncio.ensure_future(
-            
             follow_tls_files(server.files, used, server.server.use_tls, telemetry(server.lines))
         )
         try:
