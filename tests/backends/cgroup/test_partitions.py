@@ -184,7 +184,7 @@ def test_a_kernel_without_the_file_is_reported(tmp_path: Path) -> None:
     assert made is not None
     with pytest.raises(CgroupError, match="not enabled"):
         made.read("pod")
-    assert made.file("pod") == f"{tmp_path}/pod/cpuset.cpus.partition"
+    assert made.event_file("pod") == f"{tmp_path}/pod/cpuset.cpus.partition"
 
 
 def test_a_plain_directory_has_no_partitions() -> None:
