@@ -37,15 +37,15 @@ def test_a_daemon_places_and_reports(node: DaemonNode) -> None:
         ls = await node.launch(DemoPod("ls", "LS"))
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert (node.cpus(ls), node.cpus(lse)) == ("0-1,4-15", "2-3")
-        page = daemon.pages.status()
+        page = daemon.parts.pages.status()
         assert (page["ready"], page["mode"], page["violations"]) == (True, "enforce", [])
         assert page["runtime"]["connected"] is True
         assert page["exclusive"][0]["pod"].endswith("/lse")
         with CriClient(node.directory / "cri.sock") as client:
             await asyncio.to_thread(client.launch, DemoPod("more", "LS"))
-            assert daemon.pages.status()["clients"] > 0
+            assert daemon.parts.pages.status()["clients"] > 0
         async with asyncio.timeout(30):
-            while daemon.pages.status()["clients"]:
+            while daemon.parts.pages.status()["clients"]:
                 await asyncio.sleep(0.05)
         node.runtime.exit(lse)
         async with asyncio.timeout(30):
@@ -105,12 +105,12 @@ def test_a_runtime_that_comes_later(node: DaemonNode) -> None:
     daemon = node.daemon()
 
     async def scenario() -> None:
-        assert daemon.pages.status()["runtime"]["connected"] is False
+        assert daemon.parts.pages.status()["runtime"]["connected"] is False
         await asyncio.sleep(0.2)
         await asyncio.to_thread(node.runtime.start)
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert node.cpus(lse) == "2-3"
-        assert daemon.pages.status()["runtime"]["connected"] is True
+        assert daemon.parts.pages.status()["runtime"]["connected"] is True
 
     run(daemon, scenario)
 
@@ -120,7 +120,7 @@ def test_the_readiness_page_gives_the_reasons(node: DaemonNode) -> None:
     daemon = node.daemon("reconcilePeriod: 200ms\n")
 
     async def readyz() -> tuple[int, str]:
-        reply = daemon.pages.readyz()
+        reply = daemon.parts.pages.readyz()
         return reply.status, str(reply.answer)
 
     async def scenario() -> None:
@@ -131,7 +131,7 @@ def test_the_readiness_page_gives_the_reasons(node: DaemonNode) -> None:
         assert code == 503
         assert "[-]state failed: the state has not been compared with the runtime yet" in text
         assert text.endswith("[+]workers ok\nreadyz check failed\n")
-        page = daemon.pages.status()
+        page = daemon.parts.pages.status()
         assert (page["ready"], page["runtime"]["connected"]) == (False, False)
         assert page["runtime"]["reason"].startswith("cannot ")
         status_text = render(page)
@@ -146,7 +146,7 @@ def test_the_readiness_page_gives_the_reasons(node: DaemonNode) -> None:
         assert (await asyncio.to_thread(query_admin, node.directory / "admin.sock", "/readyz")) == (
             await readyz()
         )[1]
-        assert "No problems." in render(daemon.pages.status())
+        assert "No problems." in render(daemon.parts.pages.status())
 
     run(daemon, scenario)
 
@@ -155,16 +155,18 @@ def test_the_status_page_has_the_age_of_the_last_call(node: DaemonNode) -> None:
     daemon = node.daemon()
 
     async def scenario() -> None:
-        assert daemon.pages.status()["calls"] == {"clients": [], "last_s": None, "methods": {}}
+        assert daemon.parts.pages.status()["calls"] == {"clients": [], "last_s": None, "methods": {}}
         await node.launch(DemoPod("ls", "LS"))
-        calls = daemon.pages.status()["calls"]
+        calls = daemon.parts.pages.status()["calls"]
         assert 0 <= calls["last_s"] < 30
         assert {"CreateContainer", "RunPodSandbox", "StartContainer"} <= set(calls["methods"])
         assert all(0 <= seconds < 30 for seconds in calls["methods"].values())
-        assert ", last call 0s ago (CreateContainer " in render(daemon.pages.status())
+        assert ", last call 0s ago (CreateContainer " in render(daemon.parts.pages.status())
         with node.client() as client:
             await asyncio.to_thread(client.version)
-            mine = [each for each in daemon.pages.status()["calls"]["clients"] if each["last_s"] is not None]
+            mine = [
+                each for each in daemon.parts.pages.status()["calls"]["clients"] if each["last_s"] is not None
+            ]
             assert os.getpid() in [each["pid"] for each in mine]
 
     run(daemon, scenario, reconciled=True)
@@ -177,7 +179,7 @@ def test_passthrough_mode_only_relays(node: DaemonNode) -> None:
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert node.cpus(lse) == "0-15"
         assert daemon.executor is None
-        assert daemon.pages.status()["mode"] == "passthrough"
+        assert daemon.parts.pages.status()["mode"] == "passthrough"
 
     run(daemon, scenario)
     assert not (node.directory / "state").exists()
@@ -241,7 +243,7 @@ def test_a_removed_socket_is_reported(node: DaemonNode) -> None:
     async def scenario() -> None:
         (node.directory / "cri.sock").unlink()
         async with asyncio.timeout(30):
-            while not any("was removed" in p["what"] for p in daemon.pages.status()["problems"]):
+            while not any("was removed" in p["what"] for p in daemon.parts.pages.status()["problems"]):
                 await asyncio.sleep(0.1)
 
     run(daemon, scenario)

@@ -76,7 +76,7 @@ def test_a_claim_of_more_cpus_than_the_request_is_rejected(node: Node, claim: st
         assert node.cpus(client.launch(bound).container_id) == "4-15"
         whole = DemoPod("db", kube_qos=KubeQos.GUARANTEED, cpus=4)
         assert len(node.cpus(client.launch(whole).container_id)) > 0
-        assert node.running.pages.status()["violations"] == []
+        assert node.running.parts.pages.status()["violations"] == []
 
     node.run_scenario(f"cpuManagerPolicy: static\n{KEPT}", scenario)
 
@@ -87,7 +87,9 @@ def test_a_rejection_names_no_other_pod(node: Node) -> None:
         message = refused(client, DemoPod("mine", "LSR", cpuset="10-12", cpus=3))
         assert "CPUs 10-11 are owned by" in message
         assert "secret" not in message
-        reported = node.running.pages.explain({"query": "demo/mine"})["records"][-1]["decision"]["verdict"]
+        reported = node.running.parts.pages.explain({"query": "demo/mine"})["records"][-1]["decision"][
+            "verdict"
+        ]
         assert "demo/secret" in reported["message"]
 
     node.run_scenario("", scenario)
@@ -100,7 +102,7 @@ def test_owners_leave_the_shared_pool_its_floor(node: Node) -> None:
         assert "AdmissionSharedFloor" in _reason(node, client, DemoPod("all", "LSR", cpuset="0-30", cpus=31))
         assert "AdmissionSharedFloor" in _reason(node, client, DemoPod("most", "LSR", cpuset="0-29", cpus=30))
         client.launch(DemoPod("much", "LSR", cpuset="0-6,16-22", cpus=14))
-        pools = node.running.pages.status()["pools"]
+        pools = node.running.parts.pages.status()["pools"]
         assert pools["shared"] == "7-15,23-31"
 
     node.run_scenario("", scenario)
@@ -108,7 +110,7 @@ def test_owners_leave_the_shared_pool_its_floor(node: Node) -> None:
 
 def _reason(node: Node, client: CriClient, spec: DemoPod) -> str:
     assert refused(client, spec)
-    reason: str = node.running.pages.explain({"query": f"demo/{spec.name}"})["records"][-1]["decision"][
+    reason: str = node.running.parts.pages.explain({"query": f"demo/{spec.name}"})["records"][-1]["decision"][
         "verdict"
     ]["reason"]
     return reason

@@ -25,7 +25,7 @@ def test_a_token_that_others_can_read_is_a_problem(tmp_path: Path) -> None:
     wanted = f"kubelet.tokenFile: {token} can be read by others (mode 0644): chmod o-r {token}"
 
     async def scenario() -> None:
-        assert wanted in [problem["keys"]["reason"] for problem in daemon.pages.status()["problems"]]
+        assert wanted in [problem["keys"]["reason"] for problem in daemon.parts.pages.status()["problems"]]
 
     run(daemon, scenario)
 
@@ -34,7 +34,7 @@ def test_another_socket_at_the_path_keeps_its_mode(tmp_path: Path) -> None:
     daemon = DaemonNode(tmp_path, MACHINE).daemon()
 
     async def scenario() -> None:
-        at = daemon._listener.path
+        at = daemon.parts.listener.path
         wanted = at.stat().st_mode
         at.chmod(0o600)
         await _mirrored(daemon)

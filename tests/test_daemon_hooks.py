@@ -64,7 +64,7 @@ def node() -> Iterator[Node]:
 
 
 def points(daemon: Daemon) -> frozenset[str]:
-    engine = daemon.hooks.engine if daemon.hooks is not None else None
+    engine = daemon.parts.hooks.engine if daemon.parts.hooks is not None else None
     return frozenset() if engine is None else engine.points
 
 
@@ -78,12 +78,12 @@ def test_a_hook_file_is_added_changed_broken_and_removed(node: Node) -> None:
         assert await node.placed("first") == "2-3"
 
         def loaded() -> object:
-            return daemon.hooks.page()["hooks"][0]
+            return daemon.parts.hooks.page()["hooks"][0]
 
         was = loaded()
         node.write("10-x.py", NARROWS.format("4-5"))
-        first = daemon.hooks.engine._hooks
-        took.append(await until(lambda: daemon.hooks.engine._hooks != first))
+        first = daemon.parts.hooks.engine._hooks
+        took.append(await until(lambda: daemon.parts.hooks.engine._hooks != first))
         assert await node.placed("second") == "4-5"
         node.write("10-x.py", "API_VERSION = 1\ndef pre_create_container(:\n")
         await until(lambda: loaded()["broken"])
@@ -180,7 +180,7 @@ def test_no_hooks_run_in_observe_mode(node: Node) -> None:
 
     async def scenario() -> None:
         await node.placed("first")
-        assert daemon.hooks is None
+        assert daemon.parts.hooks is None
 
     run(daemon, scenario)
 
@@ -191,7 +191,7 @@ def test_no_hooks_run_when_they_are_disabled(node: Node) -> None:
 
     async def scenario() -> None:
         assert await node.placed("first") == "0-15"
-        assert daemon.hooks is None
+        assert daemon.parts.hooks is None
 
     run(daemon, scenario)
 
@@ -257,11 +257,11 @@ def test_a_reload_changes_the_settings_of_a_hook(node: Node) -> None:
 
     async def reload(settings: str, directory: Path | None = None) -> None:
         write(settings, directory or node.hooks)
-        page = await daemon.reload.action()
+        page = await daemon.parts.reload.action()
         assert page["reload"]["result"] == "applied", page
 
     def entry() -> str:
-        rows = daemon.pages.hooks()["hooks"]
+        rows = daemon.parts.pages.hooks()["hooks"]
         return " ".join(f"{row['state']} {row.get('timeout')} {row['error']}" for row in rows).strip()
 
     async def scenario() -> None:

@@ -67,8 +67,8 @@ def executor(daemon: Daemon) -> NodeExecutor:
 
 def status_page(daemon: Daemon) -> Any:
     """Return the section about partitions of the status page."""
-    assert daemon.pages is not None
-    status: Any = daemon.pages.status()
+    assert daemon.parts.pages is not None
+    status: Any = daemon.parts.pages.status()
     return status["partitions"]
 
 

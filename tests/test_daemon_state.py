@@ -101,8 +101,8 @@ def test_a_released_node_stays_released_on_a_read_only_disk(node: DaemonNode, di
     async def scenario() -> None:
         await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert owned(daemon) == set()
-        assert daemon.pages is not None
-        assert daemon.pages.status()["mode"] == "released"
+        assert daemon.parts.pages is not None
+        assert daemon.parts.pages.status()["mode"] == "released"
 
     run(daemon, scenario, reconciled=True)
 

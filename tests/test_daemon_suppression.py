@@ -90,14 +90,14 @@ def test_be_pods_are_suppressed_by_cpus(node: Node) -> None:
         await node.time_passes(lambda: len(cpus(node, ids[0])) == 11)
         node.busy = 8.0
         await node.time_passes(lambda: len(cpus(node, ids[0])) <= 4)
-        page: Any = daemon.pages.status()["beSuppress"]
+        page: Any = daemon.parts.pages.status()["beSuppress"]
         assert json.loads(json.dumps(page)) == page
         assert page["cpus"] == str(cpus(node, ids[0]))
-        reported: Any = daemon.pages.explain({"query": "be"})["records"][-1]
+        reported: Any = daemon.parts.pages.explain({"query": "be"})["records"][-1]
         assert reported["now"].startswith("BE is suppressed: it runs on ")
-        assert "now" not in daemon.pages.explain({"query": "ls"})["records"][-1]
+        assert "now" not in daemon.parts.pages.explain({"query": "ls"})["records"][-1]
         assert cpus(node, ids[1]) == MACHINE.online
-        assert daemon.pages.status()["violations"] == []
+        assert daemon.parts.pages.status()["violations"] == []
         ids.append(await node.launch(DemoPod("late", "BE", KubeQos.BEST_EFFORT)))
 
     run(daemon, scenario)
@@ -124,7 +124,7 @@ def test_a_quota_left_by_a_crash_is_removed(node: Node) -> None:
 
     async def before() -> None:
         await scenario()
-        crashed._suppression = None  # the crashed daemon restores nothing
+        crashed.parts.suppression = None  # the crashed daemon restores nothing
 
     run(crashed, before)
     assert node.quota == 1_040_000
@@ -136,7 +136,7 @@ def test_a_quota_left_by_a_crash_is_removed(node: Node) -> None:
     run(off, after)
 
     async def quiet() -> None:
-        assert "beSuppress" not in later.pages.status(), "no updates are pending"
+        assert "beSuppress" not in later.parts.pages.status(), "no updates are pending"
 
     later = node.suppressing("off")
     run(later, quiet)
@@ -150,7 +150,9 @@ def test_missing_counters_are_reported(node: Node) -> None:
         be = await node.launch(BE)
         texts = ["cannot find the kernel's CPU times", "cannot suppress BE pods"]
         async with asyncio.timeout(60):
-            while not all(any(text in str(p) for p in daemon.pages.status()["problems"]) for text in texts):
+            while not all(
+                any(text in str(p) for p in daemon.parts.pages.status()["problems"]) for text in texts
+            ):
                 await asyncio.sleep(0.05)
         assert cpus(node, be) == MACHINE.online
 
@@ -183,14 +185,14 @@ def test_a_reload_starts_changes_and_ends_suppression(node: Node) -> None:
 
     async def reload(text: str) -> str:
         write(text)
-        page: Any = await daemon.reload.action()
+        page: Any = await daemon.parts.reload.action()
         return f"{page['reload']['result']}{page['reload']['reason']}"
 
     async def scenario() -> None:
         await node.launch(DemoPod("ls", "LS", KubeQos.BURSTABLE))
         be = await node.launch(DemoPod("be", "BE", KubeQos.BEST_EFFORT))
         node.busy = 8.0
-        assert "beSuppress" not in daemon.pages.status()
+        assert "beSuppress" not in daemon.parts.pages.status()
         assert await reload(f"beSuppress: {{mode: cpuset, period: {PERIOD_S}s}}") == "applied"
         await node.time_passes(lambda: len(CpuSet.parse(node.cpus(be))) < 16)
         narrow = len(CpuSet.parse(node.cpus(be)))
@@ -204,6 +206,6 @@ def test_a_reload_starts_changes_and_ends_suppression(node: Node) -> None:
         rounds = daemon.executor.telemetry.registry.page()["be_suppress_rounds"]
         await asyncio.sleep(4 * PERIOD_S)
         assert daemon.executor.telemetry.registry.page()["be_suppress_rounds"] == rounds
-        assert daemon.pages.status()["beSuppress"]["mode"] == "off"
+        assert daemon.parts.pages.status()["beSuppress"]["mode"] == "off"
 
     run(daemon, scenario, reconciled=True)

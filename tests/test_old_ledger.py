@@ -152,8 +152,8 @@ def ledger_problems(daemon: Daemon) -> list[str]:
 
 
 def violations(daemon: Daemon) -> object:
-    assert daemon.pages is not None
-    return daemon.pages.status()["violations"]
+    assert daemon.parts.pages is not None
+    return daemon.parts.pages.status()["violations"]
 
 
 @pytest.mark.parametrize("name", ["running", "suppressed", "released", "taken_over"])
@@ -258,8 +258,8 @@ def test_a_released_node_stays_released() -> None:
         daemon = node.daemon()
 
         async def scenario() -> None:
-            assert daemon.pages is not None
-            assert daemon.pages.status()["mode"] == "released"
+            assert daemon.parts.pages is not None
+            assert daemon.parts.pages.status()["mode"] == "released"
 
         run(daemon, scenario, reconciled=True)
         assert node.ledger()["r/release"] == node.before["r/release"]
@@ -270,9 +270,9 @@ def test_a_takeover_continues() -> None:
         daemon = node.daemon()
 
         async def scenario() -> None:
-            assert daemon._takeover is not None
+            assert daemon.parts.takeover is not None
             await asyncio.sleep(0.5)
-            record = daemon._takeover.get().record
+            record = daemon.parts.takeover.get().record
             old = node.before["t/takeover"]
             assert (record.stage.value, record.began) == ("started", old["began"])
             assert daemon.executor is not None

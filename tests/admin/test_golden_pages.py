@@ -145,7 +145,7 @@ def test_the_page_shows_a_disconnected_runtime(node: GoldenNode, golden: Callabl
     node.runtime.stop()
 
     async def scenario(daemon: Daemon) -> None:
-        await until(lambda: daemon.reconciler is not None and daemon.reconciler.failure)
+        await until(lambda: daemon.parts.reconciler is not None and daemon.parts.reconciler.failure)
 
     golden("not-connected", scenario, reconciled=False)
 
@@ -182,7 +182,9 @@ def test_the_page_shows_a_released_node(node: GoldenNode, golden: Callable[..., 
     async def scenario(daemon: Daemon) -> None:
         await node.pods()
         await asyncio.to_thread(query_admin, node.directory / "admin.sock", "/release/start", 30, act=True)
-        await until(lambda: daemon.pages is not None and daemon.pages.status()["mode"] == "released")
+        await until(
+            lambda: daemon.parts.pages is not None and daemon.parts.pages.status()["mode"] == "released"
+        )
 
     golden("released", scenario)
 

@@ -147,17 +147,17 @@ def _daemon_answers(answers: Answers, node: AnsweringNode, text: str, *, full: b
     daemon = node.daemon(text, file=config)
 
     async def scenario() -> None:
-        if daemon.hooks is not None:
-            await until(lambda: daemon.pages.hooks()["hooks"])
+        if daemon.parts.hooks is not None:
+            await until(lambda: daemon.parts.pages.hooks()["hooks"])
         await node.try_each(PODS)
         if daemon.executor is not None:
             await asyncio.wait_for(daemon.executor.reconciled.wait(), 60)
         await asyncio.to_thread(_query, answers, node, daemon, config)
         if full:
-            server: Any = daemon._admin
+            server: Any = daemon.parts.admin
             answers.routes, answers.actions = set(server._routes), set(server._actions)
             await asyncio.to_thread(_act, answers, node, config)
-            await until(lambda: daemon.pages.status()["mode"] == "enforce")
+            await until(lambda: daemon.parts.pages.status()["mode"] == "enforce")
 
     run(daemon, scenario)
 

@@ -85,8 +85,8 @@ def test_the_daemon_reports_a_reset_endpoint() -> None:
         daemon = node.daemon(f"kubelet: {{stateDir: {kubelet}}}\n")
 
         async def scenario() -> None:
-            await until(lambda: daemon.pages.status()["problems"])
-            page = daemon.pages.status()
+            await until(lambda: daemon.parts.pages.status()["problems"])
+            page = daemon.parts.pages.status()
             assert page["attach"] == {
                 "endpoint": OURS,
                 "reset": f"{kubelet}/config.yaml names {RUNTIME}",

@@ -47,7 +47,7 @@ settle: {{perSecond: 100}}
 
     async def release(self, daemon: Daemon) -> None:
         await self.query("/release/start", act=True)
-        await until(lambda: daemon.pages.status()["mode"] == "released")
+        await until(lambda: daemon.parts.pages.status()["mode"] == "released")
 
     def run_scenario(self, daemon: Daemon, scenario: Callable[[], Any]) -> None:
         run(daemon, scenario)

@@ -44,8 +44,8 @@ def test_every_container_gets_all_cpus_back(node: Node) -> None:
         assert [node.mems(i) for i in ids] == ["0-1"] * 3
         # From now on the daemon only relays: a new owner gets no CPUs, and no container moves.
         ids.append(await node.launch(DemoPod("late", "LSE", cpuset="4-5")))
-        passes = daemon.pages.status()["counters"]["passes"]
-        await until(lambda: daemon.pages.status()["counters"]["passes"] > passes + 2)
+        passes = daemon.parts.pages.status()["counters"]["passes"]
+        await until(lambda: daemon.parts.pages.status()["counters"]["passes"] > passes + 2)
         assert [node.cpus(i) for i in ids] == [ALL] * 4
 
     daemon = node.daemon()
@@ -54,13 +54,13 @@ def test_every_container_gets_all_cpus_back(node: Node) -> None:
     again = node.daemon()
 
     async def after() -> None:
-        assert again.pages.status()["mode"] == "released"
+        assert again.parts.pages.status()["mode"] == "released"
         assert again.executor is not None
         await asyncio.wait_for(again.executor.reconciled.wait(), 30)
         assert [node.cpus(i) for i in ids] == [ALL] * 4
         answer = await node.query("/release/undo", act=True)
         assert answer["stage"] == ""
-        assert again.pages.status()["mode"] == "enforce"
+        assert again.parts.pages.status()["mode"] == "enforce"
         await until(lambda: [node.cpus(i) for i in ids[:2]] == ["0-1,6-15", "2-3"])
         await until(lambda: node.cpus(ids[3]) == "4-5")
         lsr = await node.launch(DemoPod("lsr", "LSR", cpuset="6-7"))
@@ -218,7 +218,7 @@ def test_a_release_without_containers(node: Node, mode: str) -> None:
         refused = {"observe": r"the node is not released \(mode observe\)", "passthrough": "--offline --undo"}
         with pytest.raises(InputError, match=refused[mode]):
             await asyncio.to_thread(command, node, "--undo")
-        assert daemon.pages.status()["mode"] == mode
+        assert daemon.parts.pages.status()["mode"] == mode
 
     daemon = node.daemon(f"mode: {mode}")
     node.run_scenario(daemon, scenario)
@@ -236,10 +236,10 @@ def test_a_released_node_stays_released_in_mode_observe(node: Node) -> None:
     observing = node.daemon("mode: observe")
 
     async def observed() -> None:
-        assert observing.pages.status()["mode"] == "released"
+        assert observing.parts.pages.status()["mode"] == "released"
         done = await asyncio.to_thread(command, node, "--undo")
         assert done.stdout == "the release is undone; in observe mode no container is moved\n"
-        assert observing.pages.status()["mode"] == "observe"
+        assert observing.parts.pages.status()["mode"] == "observe"
         assert observing.executor is not None
         await asyncio.wait_for(observing.executor.reconciled.wait(), 30)
 
@@ -248,7 +248,7 @@ def test_a_released_node_stays_released_in_mode_observe(node: Node) -> None:
     enforcing = node.daemon()
 
     async def enforced() -> None:
-        assert enforcing.pages.status()["mode"] == "enforce"
+        assert enforcing.parts.pages.status()["mode"] == "enforce"
         await until(lambda: node.cpus(ids[0]) == "2-3")
 
     node.run_scenario(enforcing, enforced)
@@ -270,7 +270,7 @@ def test_a_release_continues_in_mode_observe(node: Node) -> None:
     observing = node.daemon("mode: observe")
 
     async def observed() -> None:
-        await until(lambda: observing.pages.status()["mode"] == "released")
+        await until(lambda: observing.parts.pages.status()["mode"] == "released")
         assert node.cpus(ids[0]) == ALL
 
     node.run_scenario(observing, observed)
@@ -332,7 +332,7 @@ def test_a_stop_releases_and_a_start_takes_over_again(node: Node) -> None:
 
     async def after() -> None:
         await until(lambda: node.cpus(ids[0]) == "2-3")
-        assert again.pages.status()["mode"] == "enforce"
+        assert again.parts.pages.status()["mode"] == "enforce"
 
     node.run_scenario(again, after)
     assert node.cpus(ids[0]) == ALL

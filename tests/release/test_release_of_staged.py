@@ -16,8 +16,8 @@ STAGED = ENFORCE.replace("{stepPeriod", "{podSelector: {matchLabels: {app: chose
 
 
 def stage(daemon: Daemon) -> object:
-    assert daemon._release is not None
-    return daemon._release.answer()["stage"]
+    assert daemon.parts.release is not None
+    return daemon.parts.release.answer()["stage"]
 
 
 def test_observed_pods_are_not_changed() -> None:
@@ -26,36 +26,40 @@ def test_observed_pods_are_not_changed() -> None:
         ids: dict[str, str] = {}
 
         async def scenario() -> None:
-            assert daemon._release is not None
+            assert daemon.parts.release is not None
             ids["enforced"] = await node.launch(DemoPod("enforced", "LSE", cpuset="2-3", labels=CHOSEN))
             ids["observed"] = await node.launch(DemoPod("observed", "LS"))
             group = node.cgroups.find("", ids["observed"])
             assert group is not None
             node.cgroups.write(group, CpuSet((2, 4)), None)
-            await daemon._release.actions()["/release/start"]()
+            await daemon.parts.release.actions()["/release/start"]()
             await until(
-                lambda: daemon._release is not None and daemon._release.answer()["stage"] == "released"
+                lambda: (
+                    daemon.parts.release is not None and daemon.parts.release.answer()["stage"] == "released"
+                )
             )
             assert (cpus(node, ids["enforced"]), cpus(node, ids["observed"])) == (ALL, "2,4")
-            await daemon._release.actions()["/release/undo"]()
+            await daemon.parts.release.actions()["/release/undo"]()
             await until(lambda: cpus(node, ids["enforced"]) == "2-3")
             await asyncio.sleep(0.5)
             assert cpus(node, ids["observed"]) == "2,4"
-            await daemon._release.actions()["/release/start"]()
+            await daemon.parts.release.actions()["/release/start"]()
             await until(
-                lambda: daemon._release is not None and daemon._release.answer()["stage"] == "released"
+                lambda: (
+                    daemon.parts.release is not None and daemon.parts.release.answer()["stage"] == "released"
+                )
             )
 
         run(daemon, scenario, reconciled=True)
         later = node.from_file(OBSERVE)
 
         async def observed() -> None:
-            assert later._release is not None
+            assert later.parts.release is not None
             await asyncio.sleep(0.7)
             assert stage(later) == "released"
-            await later._release.actions()["/release/undo"]()
+            await later.parts.release.actions()["/release/undo"]()
             await asyncio.sleep(0.7)
-            assert "nothing" in later._release.answer()
+            assert "nothing" in later.parts.release.answer()
             assert (cpus(node, ids["enforced"]), cpus(node, ids["observed"])) == (ALL, "2,4")
 
         run(later, observed, reconciled=True)
@@ -66,16 +70,16 @@ def test_steps_continue_after_a_release_between_them() -> None:
         daemon = node.from_file(OBSERVE)
 
         async def scenario() -> None:
-            assert daemon._release is not None
+            assert daemon.parts.release is not None
             ids = await load(node, 3)
             await node.reload(daemon, ENFORCE)
             await until(lambda: page(daemon)["enforced"] >= 1)
-            await daemon._release.actions()["/release/start"]()
+            await daemon.parts.release.actions()["/release/start"]()
             await until(lambda: stage(daemon) == "released")
             assert set(world(node, ids).values()) == {ALL}
             await asyncio.sleep(0.3)
             assert set(world(node, ids).values()) == {ALL}
-            await daemon._release.actions()["/release/undo"]()
+            await daemon.parts.release.actions()["/release/undo"]()
             await until(lambda: page(daemon)["enforced"] == len(ids) and not page(daemon)["inStep"])
             await until(lambda: world(node, ids) == {**dict.fromkeys(ids, "0-1,6-15"), **OWNERS})
 

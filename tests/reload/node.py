@@ -37,6 +37,6 @@ class FileNode(DaemonNode):
         """Write other lines (None: leave the file), reload, and return the status of the reload."""
         if text is not None:
             self.write(text)
-        assert daemon.reload is not None
-        page: dict[str, Any] = await daemon.reload.action()
+        assert daemon.parts.reload is not None
+        page: dict[str, Any] = await daemon.parts.reload.action()
         return page

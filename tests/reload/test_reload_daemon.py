@@ -27,7 +27,7 @@ def node() -> Iterator[FileNode]:
 
 
 def problems(daemon: Daemon) -> list[str]:
-    return [str(problem["what"]) for problem in daemon.pages.status()["problems"]]
+    return [str(problem["what"]) for problem in daemon.parts.pages.status()["problems"]]
 
 
 def live_keys(part: Any = None, prefix: str = "") -> list[str]:
@@ -76,8 +76,8 @@ def test_a_notice_is_the_same_at_the_start_and_at_a_reload_and_ends_with_its_cau
     daemon = node.from_file(text)
 
     def noticed() -> list[tuple[object, object]]:
-        assert daemon._telemetry is not None
-        found = [row for row in daemon._telemetry.problems() if "notice" in str(row["message"])]
+        assert daemon.parts.telemetry is not None
+        found = [row for row in daemon.parts.telemetry.problems() if "notice" in str(row["message"])]
         return [(row["message"], row["count"]) for row in found]
 
     async def scenario() -> None:
@@ -121,7 +121,7 @@ def test_a_bad_file_changes_nothing_and_is_a_problem_until_a_good_one(node: File
         assert daemon.executor.options is options
         assert node.cpus(ls) == "0-15"
         assert any(NOT_RELOADED in what and "moed" in what for what in problems(daemon))
-        text = daemon.pages.metrics()
+        text = daemon.parts.pages.metrics()
         assert 'topoproxy_config_reloads_total{result="refused"} 1' in text
         assert "topoproxy_config_last_reload_successful 0" in text
         page = await node.reload(daemon, "callTimeout: 4s\nkoordinator: {reservedCPUs: 0-1}\n")
@@ -129,7 +129,7 @@ def test_a_bad_file_changes_nothing_and_is_a_problem_until_a_good_one(node: File
         await until(lambda: node.cpus(ls) == "2-15")
         assert daemon.executor.options.call_timeout == 4
         assert not any(NOT_RELOADED in what for what in problems(daemon))
-        text = daemon.pages.metrics()
+        text = daemon.parts.pages.metrics()
         assert "topoproxy_config_last_reload_successful 1" in text
         assert f"topoproxy_config_last_reload_success_timestamp_seconds {page['since']}" in text
 
@@ -159,7 +159,7 @@ def test_one_part_that_cannot_be_applied_blocks_the_whole_reload(
         assert reason in page["reload"]["reason"]
         assert logs.log.enabled("debug") == threshold
         assert (node.cpus(lse), node.cpus(ls)) == ("2-3", "0-1,4-15")
-        assert changes(daemon.config, Config()) == changes(daemon.reload.config, Config())
+        assert changes(daemon.config, Config()) == changes(daemon.parts.reload.config, Config())
 
     run(daemon, scenario, reconciled=True)
 
@@ -172,7 +172,7 @@ def test_keys_that_need_a_restart_are_named_and_wait(node: FileNode) -> None:
         assert page["reload"]["result"] == "applied"
         assert page["restart"] == [{"key": "sysfsRoot", "before": "/sys", "after": "/elsewhere"}]
         assert str(daemon.config.sysfs_root) == "/sys"
-        assert "topoproxy_config_restart_keys 1" in daemon.pages.metrics()
+        assert "topoproxy_config_restart_keys 1" in daemon.parts.pages.metrics()
         page = await node.reload(daemon, "")
         assert page["restart"] == []
         page = await node.reload(daemon, "")
@@ -290,7 +290,7 @@ def test_a_daemon_in_passthrough_reloads_the_settings_that_it_uses(node: FileNod
         page = await node.reload(daemon, "mode: passthrough\ndrainTimeout: 1s\ncallTimeout: 7s\n")
         assert [row["key"] for row in page["reload"]["applied"]] == ["callTimeout", "drainTimeout"]
         assert daemon.config.drain_timeout == 1
-        assert daemon.pages.status()["config"]["reload"]["result"] == "applied"
+        assert daemon.parts.pages.status()["config"]["reload"]["result"] == "applied"
 
     run(daemon, scenario)
 
@@ -299,7 +299,7 @@ def test_a_daemon_without_a_file_refuses_a_reload(node: FileNode) -> None:
     daemon = node.daemon()
 
     async def scenario() -> None:
-        page = await daemon.reload.action()
+        page = await daemon.parts.reload.action()
         assert (
             page["reload"]["reason"] == "cannot reload: the daemon was not started from a configuration file"
         )
@@ -311,7 +311,7 @@ def test_each_live_key_has_one_step_and_each_step_has_live_keys(node: FileNode) 
     daemon = node.from_file()
 
     async def scenario() -> None:
-        steps = daemon.reload._steps
+        steps = daemon.parts.reload._steps
         owners = {key: sum(step.applies(key) for step in steps) for key in live_keys()}
         assert {key: count for key, count in owners.items() if count != 1} == {}
         for step in steps:

@@ -110,8 +110,8 @@ class Watch:
 
 
 def page(daemon: Daemon) -> dict[str, int]:
-    assert daemon._staging is not None
-    pods = daemon._staging.page()["pods"]
+    assert daemon.parts.staging is not None
+    pods = daemon.parts.staging.page()["pods"]
     assert isinstance(pods, dict)
     return pods
 
@@ -131,7 +131,7 @@ def test_from_observe_to_enforce_and_back_on_a_loaded_node(node: FileNode) -> No
     daemon = node.from_file(OBSERVE)
 
     async def scenario() -> None:
-        assert daemon._staging is not None
+        assert daemon.parts.staging is not None
         ids = await load(node)
         assert set(world(node, ids).values()) == {ALL}
         watch = Watch(node, daemon)
@@ -139,14 +139,14 @@ def test_from_observe_to_enforce_and_back_on_a_loaded_node(node: FileNode) -> No
             done = await node.reload(daemon, ENFORCE)
             assert (done["reload"]["result"], done["restart"]) == ("applied", [])
             await until(lambda: page(daemon)["enforced"] >= 2)
-            daemon._staging._set_paused(paused=True)
+            daemon.parts.staging._set_paused(paused=True)
             await until(lambda: not page(daemon)["inStep"])
             there, before = page(daemon), world(node, ids)
             await asyncio.sleep(0.4)
             assert (page(daemon), world(node, ids)) == (there, before)
             assert 2 <= there["enforced"] < len(ids)
             assert [before[name] for name in OWNERS] == [ALL, ALL]  # containers that share CPUs come first
-            daemon._staging._set_paused(paused=False)
+            daemon.parts.staging._set_paused(paused=False)
             await until(lambda: page(daemon)["enforced"] == len(ids) and not page(daemon)["inStep"])
             assert world(node, ids) == {**dict.fromkeys(ids, "0-1,6-15"), **OWNERS}
             assert [explained(daemon, ids[name]) for name in ("lse-0", "ls-0")] == [(True, 1), (True, 1)]
@@ -192,11 +192,11 @@ def test_a_restart_in_the_middle_of_a_rollout_continues_it(node: FileNode) -> No
     seen: dict[str, str] = {}
 
     async def half() -> None:
-        assert first._staging is not None
+        assert first.parts.staging is not None
         ids.update(await load(node))
         await node.reload(first, ENFORCE)
         await until(lambda: page(first)["enforced"] >= 3)
-        first._staging._set_paused(paused=True)
+        first.parts.staging._set_paused(paused=True)
         await until(lambda: not page(first)["inStep"])
         seen.update(world(node, ids))
 
@@ -204,11 +204,11 @@ def test_a_restart_in_the_middle_of_a_rollout_continues_it(node: FileNode) -> No
     second = node.from_file(ENFORCE)
 
     async def rest() -> None:
-        assert second._staging is not None
+        assert second.parts.staging is not None
         await asyncio.sleep(0.7)
         assert world(node, ids) == seen  # the rollout is still paused, and no container has changed
         assert sum(has != ALL for has in seen.values()) == page(second)["enforced"] >= 3
-        second._staging._set_paused(paused=False)
+        second.parts.staging._set_paused(paused=False)
         await until(lambda: page(second)["enforced"] == len(ids))
         await until(lambda: world(node, ids)["lse-1"] == "4-5")
 
@@ -260,9 +260,9 @@ def refuse_writes(node: FileNode, group: str | None, but: CpuSet | None = None) 
 
 def problems(daemon: Daemon) -> dict[str, str]:
     """Return the problems of pods on the page of steps, which must match the reported ones."""
-    assert daemon._staging is not None
+    assert daemon.parts.staging is not None
     assert daemon.executor is not None
-    listed = {row["pod"]: row["reason"] for row in daemon._staging.page()["problems"]}  # type: ignore[attr-defined]
+    listed = {row["pod"]: row["reason"] for row in daemon.parts.staging.page()["problems"]}  # type: ignore[attr-defined]
     messages = ("cannot apply the plan to a running pod", "cannot give a pod back")
     reported = [row["keys"] for row in daemon.executor.telemetry.problems() if row["message"] in messages]
     assert {keys["pod"] for keys in reported} == listed.keys()  # type: ignore[index]

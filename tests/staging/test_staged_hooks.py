@@ -38,10 +38,10 @@ def test_hooks_begin_with_enforcement_and_leave_observed_pods_alone() -> None:
 
         async def scenario() -> None:
             first = await node.launch(DemoPod("bad-first", "LS"))
-            assert daemon.hooks is None
+            assert daemon.parts.hooks is None
             staged = ENFORCE.replace("{stepPeriod", "{podSelector: {matchLabels: {app: chosen}}, stepPeriod")
             await node.reload(daemon, staged + section)
-            await until(lambda: daemon.pages.hooks()["hooks"])
+            await until(lambda: daemon.parts.pages.hooks()["hooks"])
             observed = await node.launch(DemoPod("bad-second", "LS"))
             enforced = await node.launch(DemoPod("good", "LS", labels=CHOSEN))
             with pytest.raises(RuntimeCallError, match="as a test wants"):

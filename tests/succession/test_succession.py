@@ -183,8 +183,8 @@ def test_a_replaced_daemon_makes_no_decisions() -> None:
 
         async def scenario() -> None:
             container = await node.launch(DemoPod("web", "LS"))
-            assert daemon._flow is not None
-            daemon._flow.replaced = True
+            assert daemon.parts.call_flow is not None
+            daemon.parts.call_flow.replaced = True
 
             def late() -> None:
                 with node.client() as client, pytest.raises(UnavailableError, match="connect again"):
@@ -219,16 +219,16 @@ def test_a_call_held_during_a_replacement_is_refused_and_never_forwarded(
         def follow(self) -> None:
             pass
 
-    monkeypatch.setattr("proxy.daemon.QUIET_WAIT_S", 0.1)
-    monkeypatch.setattr("proxy.daemon.GOAWAY_S", 0.1)
-    monkeypatch.setattr("proxy.daemon.PLACING_CALLS_S", placing_s)
+    monkeypatch.setattr("proxy.daemon_handover.QUIET_WAIT_S", 0.1)
+    monkeypatch.setattr("proxy.daemon_handover.GOAWAY_S", 0.1)
+    monkeypatch.setattr("proxy.daemon_handover.PLACING_CALLS_S", placing_s)
     with temporary_node() as node:
         daemon = node.daemon(f"drainTimeout: {drain}\ncallTimeout: 1s")
 
         async def scenario() -> None:
             assert daemon.executor is not None
-            assert daemon._flow is not None
-            assert daemon._acceptor is not None
+            assert daemon.parts.call_flow is not None
+            assert daemon.parts.acceptor is not None
             daemon.executor.reconciled.clear()  # calls are held until a reconcile, for one second at most
 
             def late() -> None:
@@ -237,7 +237,7 @@ def test_a_call_held_during_a_replacement_is_refused_and_never_forwarded(
 
             held_call = asyncio.create_task(asyncio.to_thread(late))
             async with asyncio.timeout(LIMIT_S):
-                while not daemon._acceptor.is_placing():
+                while not daemon.parts.acceptor.is_placing():
                     await asyncio.sleep(0.01)
             daemon.replacement.successor = Prepared()  # type: ignore[assignment]
             await daemon.hand_over(lambda: False)

@@ -110,7 +110,7 @@ def create_paths() -> dict[str, list[str]]:
                     }
                     for kind, spec in kinds.items():
                         files = await asyncio.to_thread(create, client, spec)
-                        await daemon.executor.ledger_writer.flush()
+                        await daemon.parts.executor.ledger_writer.flush()
                         crossed.files = None
                         if i:  # the first one fills caches
                             found[kind].append(counted(files))

@@ -157,8 +157,8 @@ def run(
                 async with asyncio.timeout(LIMIT_S):
                     await daemon.executor.reconciled.wait()
             await scenario()
-            if daemon.pages is not None:
-                check_answer(json.loads(json.dumps(daemon.pages.status(), default=str)))
+            if daemon.parts.pages is not None:
+                check_answer(json.loads(json.dumps(daemon.parts.pages.status(), default=str)))
         finally:
             await daemon.stop()
 

@@ -160,7 +160,7 @@ def test_a_resource_of_kubelet_is_refused_until_kubelet_has_released_it(
 
     async def scenario() -> None:
         def refused() -> list[str]:
-            return [row["reason"] for row in daemon.pages.status()["devicePlugins"]["refused"]]
+            return [row["reason"] for row in daemon.parts.pages.status()["devicePlugins"]["refused"]]
 
         await until(lambda: refused())
         assert refused()[0].startswith(message)
@@ -178,7 +178,7 @@ def test_a_resource_of_kubelet_is_refused_until_kubelet_has_released_it(
         kubelet.devices = [pb.ContainerDevices(resource_name=VF, device_ids=["a", "b"])]
         await until(lambda: VF not in daemon.executor.state.devices.registered)
         assert refused()[0].startswith(message)
-        assert daemon.pages.status()["devicePlugins"]["resources"] == []
+        assert daemon.parts.pages.status()["devicePlugins"]["resources"] == []
 
     with running(Functions(), node.plugins):
         run(daemon, scenario)

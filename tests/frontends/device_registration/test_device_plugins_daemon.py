@@ -55,7 +55,7 @@ def plugin(node: PluginNode) -> Iterator[ScriptedPlugin]:
 
 
 def row(daemon: Any) -> dict[str, Any]:
-    return next(iter(daemon.pages.status()["devicePlugins"]["resources"]), {})
+    return next(iter(daemon.parts.pages.status()["devicePlugins"]["resources"]), {})
 
 
 def refused(call: Callable[..., None], *args: Any, **more: Any) -> tuple[Any, str]:
@@ -79,7 +79,7 @@ def test_a_plugin_registers_and_its_devices_are_in_the_state(
         assert daemon.executor.state.devices.healthy(NAME) == {"a", "b"}
         answer = await daemon.executor.device_plugins.allocate(NAME, ("a",))
         assert answer.envs == {"DEVICES": "a"}
-        text = render(daemon.pages.status())
+        text = render(daemon.parts.pages.status())
         assert f"{NAME} serving 2 2 {plugin.path}" in " ".join(text.split())
         assert daemon.executor.telemetry.value(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="registered") == 1
         plugin.stop()
@@ -217,7 +217,7 @@ def test_the_deadline_changes_at_a_reload(node: PluginNode, plugin: ScriptedPlug
         await asyncio.to_thread(plugin.register, node.server)
         await until(lambda: row(daemon).get("healthy") == 2)
         file.write_text(node.configuration(text("200ms")))
-        outcome = await daemon.reload.run("admin")
+        outcome = await daemon.parts.reload.run("admin")
         assert outcome.result == "applied", outcome
         plugin.hanging.clear()
         with pytest.raises(Exception, match=r"no answer within 0\.2 s"):
@@ -240,7 +240,7 @@ def test_a_daemon_with_device_plugins_off_has_no_plugins_and_no_page(node: Plugi
 
     async def scenario() -> None:
         assert daemon.executor.device_plugins is None
-        assert "devicePlugins" not in daemon.pages.status()
+        assert "devicePlugins" not in daemon.parts.pages.status()
         assert not node.plugins.exists()
 
     run(daemon, scenario)

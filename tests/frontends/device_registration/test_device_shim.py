@@ -126,12 +126,14 @@ def test_registrations_go_to_the_manager_of_the_resource(
             pb.RegisterRequest.FromString(request.SerializeToString() + options)
         ]
         assert options in kubelet.requests[0]
-        assert [row["resource"] for row in daemon.pages.status()["devicePlugins"]["resources"]] == [MANAGED]
+        assert [row["resource"] for row in daemon.parts.pages.status()["devicePlugins"]["resources"]] == [
+            MANAGED
+        ]
         counted = daemon.executor.telemetry.value
         assert counted(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="forwarded") == 1
         await asyncio.to_thread(plugins[KUBELETS].register, socket)
         assert len(kubelet.requests) == 2
-        assert daemon.pages.status()["devicePlugins"]["shim"]["resources"] == [MANAGED]
+        assert daemon.parts.pages.status()["devicePlugins"]["shim"]["resources"] == [MANAGED]
 
     run(daemon, scenario)
 

@@ -65,7 +65,7 @@ hooks: {{directory: {directory}, vendorDirectory: {directory}-no, serverDirector
             assert expected in problems
             fields = '"labels[koordinator.sh/qosClass]"'
             assert f"cannot change a sandbox: {reason} pod=demo/lse fields={fields}" in problems
-            hooks = daemon.hooks
+            hooks = daemon.parts.hooks
             assert hooks is not None
             assert hooks.page()["serving"] == {"socket": str(node.socket), "listening": True}
         finally:

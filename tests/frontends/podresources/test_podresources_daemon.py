@@ -250,7 +250,7 @@ def test_requests_above_kubelets_rate_limit_are_rejected(
 
         refused = await asyncio.to_thread(burst)
         assert set(refused) <= {(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")}
-        daemon._pod_resources._server._request_limit.allows = lambda: False
+        daemon.parts.pod_resources._server._request_limit.allows = lambda: False
         code, message = await asyncio.to_thread(agent.refused, agent.list)
         assert (code, message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
