@@ -158,7 +158,7 @@ class HookRegistry:
         Args:
             config: The directories and settings.
             engine: The engine that calls hooks.
-            synchronize: Returns the whole state, or None as long as the state is not record.
+            synchronize: Returns the whole state, or None as long as the state is not known.
             report_problem: Called with a message about a failure.
             report_success: Called with a message about a success.
             report_resolved: Called with the message and keys of a reported failure that is over.
