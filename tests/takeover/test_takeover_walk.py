@@ -296,7 +296,7 @@ def mortal(write):
             if calls[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
     return wrapped
-writer.write_text = mortal(writer.write_text)
+writer.write_cpu_state = mortal(writer.write_cpu_state)
 keep = writer.TakeoverWriter._store_record
 writer.TakeoverWriter._store_record = mortal(keep)
 from proxy.admin.client import query_admin
