@@ -420,7 +420,7 @@ def test_a_mark_whose_write_had_no_answer_is_removed_if_no_pod_was_ended(
                 return type(answer)(504, json={"message": "timeout"})
             return answer
 
-        monkeypatch.setattr(cluster.api, "_one", one)
+        monkeypatch.setattr(cluster.api, "_handle_object", one)
         cluster.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [403]
         await cluster.ending.step(page(rejection()))
         assert cluster.taints == ["other", KEY]
@@ -455,7 +455,7 @@ def test_a_pod_that_has_gone_before_it_is_deleted_causes_no_event(
                 cluster.api.remove(PODS, "ns/web")
             return original(method, collection, name, body)
 
-        monkeypatch.setattr(cluster.api, "_one", one)
+        monkeypatch.setattr(cluster.api, "_handle_object", one)
         cluster.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [405]
         await cluster.ending.step(page(rejection()))
         assert not cluster.pod_exists
