@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -23,20 +23,11 @@ if TYPE_CHECKING:
 
     from proxy.admin.server import Route
     from proxy.attach.endpoint_watch import EndpointWatch
-    from proxy.executor.best_effort.suppression import Suppression
+    from proxy.daemon_parts import DaemonParts
     from proxy.executor.change_feed import ChangeFeed
     from proxy.executor.decision_records import RememberedDecision
     from proxy.executor.node_executor import NodeExecutor
-    from proxy.executor.reconciler import Reconciler
-    from proxy.frontends.cri.acceptor import Acceptor
-    from proxy.frontends.device_registration.service import DevicePluginService
-    from proxy.hooks_setup import DaemonHooks
     from proxy.observe.device_assignments import KubeletDevices
-    from proxy.release.on_demand import LazyRelease
-    from proxy.reload.service import Reload
-    from proxy.sockets.unix_socket import Listener
-    from proxy.staging.on_demand import LazyStaging
-    from proxy.takeover.on_demand import LazyTakeover
 
 CLUSTER_READ_S = 1.0
 """Seconds that the status waits for a new reading of the cluster agent's files."""
@@ -48,33 +39,9 @@ class Pages:
     slow_routes = frozenset({"/status", "/changes", "/memory", "/devices", "/observe/report"})
     """Pages that wait for the kernel, a file or another program; they may take as long as an action."""
 
-    def __init__(
-        self,
-        config: Config,
-        listener: Listener | None,
-        acceptor: Acceptor | None,
-        executor: NodeExecutor | None,
-        reconciler: Reconciler | None,
-        suppression: Callable[[], Suppression | None],
-        takeover: LazyTakeover | None,
-        release: LazyRelease | None,
-        hooks: DaemonHooks | None = None,
-        reload: Reload | None = None,
-        staging: LazyStaging | None = None,
-        device_plugins: DevicePluginService | None = None,
-    ) -> None:
+    def __init__(self, config: Config, parts: DaemonParts) -> None:
         self._config = config
-        self._listener = listener
-        self._acceptor = acceptor
-        self._executor = executor
-        self._reconciler = reconciler
-        self._suppression = suppression
-        self._takeover = takeover
-        self._release = release
-        self._hooks = hooks
-        self._reload = reload
-        self._staging = staging
-        self._device_plugins = device_plugins
+        self._parts = parts
         self._endpoint: EndpointWatch | None = None
         self._started = time.monotonic()
         self._feed: ChangeFeed | None = None
@@ -83,11 +50,7 @@ class Pages:
     @property
     def _mode(self) -> str:
         """The mode in effect."""
-        return (self._config if self._executor is None else self._executor.state).mode.value
-
-    def show_hooks(self, hooks: DaemonHooks) -> None:
-        """Show hooks from now on: a daemon that starts in mode observe gets them later."""
-        self._hooks = hooks
+        return (self._config if self._parts.executor is None else self._parts.executor.state).mode.value
 
     def show_endpoint(self, endpoint: EndpointWatch) -> None:
         """Show from now on whether kubelet is attached, and whether its files still say so."""
@@ -117,9 +80,10 @@ class Pages:
         The page is needed most when something hangs: values that cannot be read in time are shown as they
         were, with their age.
         """
-        if self._executor is not None:
-            await self._executor.kernel_view.refresh()
-            await self._read_cluster(self._executor)
+        parts = self._parts
+        if parts.executor is not None:
+            await parts.executor.kernel_view.refresh()
+            await self._read_cluster(parts.executor)
         return self.status()
 
     def readyz(self) -> Reply:
@@ -135,12 +99,13 @@ class Pages:
 
     def _calls(self) -> dict[str, object]:
         """Return the seconds since the last call, and since the last one of each intercepted method."""
-        if self._acceptor is None:
+        parts = self._parts
+        if parts.acceptor is None:
             return {}
-        now, times = time.monotonic(), self._acceptor.times
+        now, times = time.monotonic(), parts.acceptor.times
         clients = [
             {"pid": pid, "last_s": None if at is None else round(now - at, 1)}
-            for pid, at in sorted(self._acceptor.clients(), key=itemgetter(0))
+            for pid, at in sorted(parts.acceptor.clients(), key=itemgetter(0))
         ]
         return {
             "clients": clients,
@@ -150,65 +115,70 @@ class Pages:
 
     def _checks(self) -> list[dict[str, object]]:
         """Return the checks that decide whether the daemon is ready."""
-        if self._executor is None or self._reconciler is None:
+        parts = self._parts
+        if parts.executor is None or parts.reconciler is None:
             down = (
-                self._acceptor is not None and self._acceptor.is_down()
+                parts.acceptor is not None and parts.acceptor.is_down()
             ) or not self._config.runtime.is_socket()
             reason = f"cannot connect to the runtime at {self._config.runtime}" if down else ""
             return [{"name": "runtime", "ok": not down, "reason": reason, "required": True}]
         from proxy.executor.readiness import required_checks
 
-        return [check.page() for check in required_checks(self._executor, self._reconciler)]
+        return [check.page() for check in required_checks(parts.executor, parts.reconciler)]
 
     def status(self) -> dict[str, object]:
         """Return the status with the cpusets that the kernel had at the last reading."""
+        parts = self._parts
         config = self._config
         page: dict[str, object] = {
             "schema": schema_ids.STATUS,
             "version": __version__,
             "mode": self._mode,
             "pid": os.getpid(),
-            "listen": str(self._listener.path if self._listener else config.listen),
-            "clients": self._acceptor.connections if self._acceptor else 0,
+            "listen": str(parts.listener.path if parts.listener else config.listen),
+            "clients": parts.acceptor.connections if parts.acceptor else 0,
             "calls": self._calls(),
             "uptime_s": round(time.monotonic() - self._started, 1),
             "runtime": {"endpoint": str(config.runtime), "connected": None, "version": ""},
         }
         if self._endpoint is not None and (attached := self._endpoint.page()):
             page["attach"] = attached
-        if self._reload is not None:
-            page["config"] = self._reload.page()
-        if self._executor is None:
+        if parts.reload is not None:
+            page["config"] = parts.reload.page()
+        if parts.executor is None:
             page["checks"] = checks = self._checks()
             page["ready"] = all(check["ok"] for check in checks)
-        if self._executor is not None and self._reconciler is not None:
+        if parts.executor is not None and parts.reconciler is not None:
             from proxy.executor.status_data import node_page
 
-            page.update(node_page(self._executor))
+            page.update(node_page(parts.executor))
             page["runtime"] = {
                 "endpoint": str(config.runtime),
-                "connected": self._reconciler.connected,
-                "version": self._reconciler.runtime_version,
-                "reason": "" if self._reconciler.connected else self._reconciler.failure,
-                "events": self._executor.runtime_events.events_state.value,
-                "reconcile_s": self._executor.options.reconcile_period,
+                "connected": parts.reconciler.connected,
+                "version": parts.reconciler.runtime_version,
+                "reason": "" if parts.reconciler.connected else parts.reconciler.failure,
+                "events": parts.executor.runtime_events.events_state.value,
+                "reconcile_s": parts.executor.options.reconcile_period,
             }
-            suppression, observed = self._suppression(), self._executor.state.mode is NodeMode.OBSERVE
+            suppression, observed = (
+                parts.suppression,
+                parts.executor.state.mode is NodeMode.OBSERVE,
+            )
             if suppression is not None and not observed:
                 from proxy.executor.status_data import suppression_page
 
                 page["beSuppress"] = suppression_page(
-                    suppression.known, suppression.settings, self._executor.state
+                    suppression.known, suppression.settings, parts.executor.state
                 )
-            if self._staging is not None:
-                page["enforcement"] = self._staging.page()
-            if self._takeover is not None:
-                page.update(self._takeover.page())
-            if self._release is not None:
-                page.update(self._release.page())
-        if self._device_plugins is not None:
-            page["devicePlugins"] = self._device_plugins.page()
-        if self._hooks is not None and (hooks := self._hooks.page()):
+            if parts.staging is not None:
+                page["enforcement"] = parts.staging.page()
+            if parts.takeover is not None:
+                page.update(parts.takeover.page())
+            if parts.release is not None:
+                page.update(parts.release.page())
+        if parts.device_plugins is not None:
+            page["devicePlugins"] = parts.device_plugins.page()
+        if parts.hooks is not None and (hooks := parts.hooks.page()):
             page["hooks"] = hooks
         return page
 
@@ -216,37 +186,42 @@ class Pages:
         """Return the facts that ``topoproxy upgrade --check`` of another version compares."""
         from proxy.public_interfaces import interface
 
-        return interface(self._config if self._reload is None else self._reload.config)
+        return interface(self._config if self._parts.reload is None else self._parts.reload.config)
 
     def hooks(self) -> dict[str, object]:
         """Return the page of ``topoproxy hooks list``."""
-        if self._hooks is None:
+        if self._parts.hooks is None:
             why = (
                 "hooks are off (hooks.enabled)"
                 if self._mode == NodeMode.ENFORCE
                 else "hooks need mode enforce"
             )
             return {"schema": schema_ids.HOOKS_LIST, "hooks": [], "note": why}
-        return {"schema": schema_ids.HOOKS_LIST, "hooks": [], **self._hooks.page()}
+        return {"schema": schema_ids.HOOKS_LIST, "hooks": [], **self._parts.hooks.page()}
 
     def explain(self, params: Mapping[str, str]) -> dict[str, object]:
         """Return the page of ``topoproxy explain``."""
         from proxy.observe.explain_data import history_page
 
-        if self._executor is None:
+        if self._parts.executor is None:
             raise InputError("cannot explain: in passthrough mode nothing is decided")
-        return history_page(self._executor.history, params, self._change_note)
+        return history_page(self._parts.executor.history, params, self._change_note)
 
     def _change_note(self, record: RememberedDecision) -> str:
         """Return a sentence on what is now in effect for a container beyond its decision; usually empty."""
-        if self._executor is None:
+        parts = self._parts
+        if parts.executor is None:
             return ""
         from proxy.engine.plan_differences import enforcement_change_note
 
-        suppression, state, container_id = self._suppression(), self._executor.state, record.container_id
+        suppression, state, container_id = (
+            parts.suppression,
+            parts.executor.state,
+            record.container_id,
+        )
         if text := enforcement_change_note(state, container_id, applied=record.explanation.applied):
             return text
-        if lacks := self._executor.hotplug.hardware_losses.explained(container_id):
+        if lacks := parts.executor.hotplug.hardware_losses.explained(container_id):
             return lacks
         container = state.containers.get(container_id)
         if suppression is None or container is None:
@@ -260,14 +235,15 @@ class Pages:
         from proxy.observe.koordinator import node_resource_topology
         from proxy.observe.node_description import node_facts
 
-        if self._executor is None:
+        parts = self._parts
+        if parts.executor is None:
             raise InputError("cannot report: in passthrough mode nothing is decided")
         if (form := params.get("format", "koordinator")) != "koordinator":
             raise InputError(f"cannot report: there is no format {form!r} (koordinator)")
         state, manager, meta = (
-            self._executor.state,
-            self._executor.kubelet_cpus.manager,
-            self._executor.node_policy.meta,
+            parts.executor.state,
+            parts.executor.kubelet_cpus.manager,
+            parts.executor.node_policy.meta,
         )
         name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
         return node_resource_topology(state.node.machine, node_facts(state, name, manager, meta))
@@ -295,44 +271,46 @@ class Pages:
         """Return the executor and the feed of its changes."""
         from proxy.executor.change_feed import ChangeFeed
 
-        if self._executor is None:
+        parts = self._parts
+        if parts.executor is None:
             raise InputError("cannot follow the node: in passthrough mode nothing is decided")
         if self._feed is None:
-            self._feed = ChangeFeed(self._executor.store, self._executor.telemetry)
-        return self._executor, self._feed
+            self._feed = ChangeFeed(parts.executor.store, parts.executor.telemetry)
+        return parts.executor, self._feed
 
     async def observe_report(self) -> dict[str, object]:
         """Return the page of ``topoproxy observe report``."""
-        if self._executor is None:
+        if self._parts.executor is None:
             raise InputError("cannot compare a plan with the kernel: in passthrough mode there is none")
         from proxy.executor.plan_report import plan_report
 
-        return await plan_report(self._executor)
+        return await plan_report(self._parts.executor)
 
     async def memory(self) -> dict[str, object]:
         """Return the page of ``topoproxy status --memory``."""
-        if self._executor is None:
+        if self._parts.executor is None:
             raise InputError("cannot show where memory is: in passthrough mode it is not watched")
-        return {"schema": schema_ids.STATUS_MEMORY, **await self._executor.mems.page()}
+        return {"schema": schema_ids.STATUS_MEMORY, **await self._parts.executor.mems.page()}
 
     async def devices(self) -> dict[str, object]:
         """Return the daemon's part of ``topoproxy devices``: which container has which device."""
         from proxy.observe.device_assignments import assignments_page
 
+        parts = self._parts
         kubelet = await asyncio.to_thread(_kubelet_devices, self._config.kubelet.pod_resources)
-        if self._executor is None:
+        if parts.executor is None:
             return assignments_page(kubelet, None, ())
-        refused = [] if self._device_plugins is None else self._device_plugins.refused()
-        history = self._executor.history.with_devices()
-        return assignments_page(kubelet, self._executor.state, history, refused)
+        refused = [] if parts.device_plugins is None else parts.device_plugins.refused()
+        history = parts.executor.history.with_devices()
+        return assignments_page(kubelet, parts.executor.state, history, refused)
 
     def device_capacity(self) -> dict[str, object]:
         """Return the amounts of devices that topoproxy assigns, for the Node object."""
         from proxy.observe.device_capacity import capacity_page
 
-        if self._executor is None:
+        if self._parts.executor is None:
             raise InputError("cannot count devices: in passthrough mode none are assigned")
-        return capacity_page(self._executor.state)
+        return capacity_page(self._parts.executor.state)
 
     async def _read_cluster(self, executor: NodeExecutor) -> None:
         """Read the files of the cluster agent in a thread, so that the page shows their present content.
@@ -352,7 +330,7 @@ class Pages:
 
     async def refresh_cluster(self) -> dict[str, object]:
         """Reread the files of the cluster agent, apply them, and return what is in effect."""
-        executor = self._executor
+        executor = self._parts.executor
         assert executor is not None
         if (files := executor.cluster) is None:
             raise InputError("cannot read what the cluster agent has read: clusterFacts.directory is not set")
@@ -364,7 +342,7 @@ class Pages:
         """Return the output of ``topoproxy status --metrics``: Prometheus' text format."""
         from proxy.observe.metrics import metrics
 
-        registry = None if self._executor is None else self._executor.telemetry.registry
+        registry = None if self._parts.executor is None else self._parts.executor.telemetry.registry
         return metrics(self.status(), registry)
 
 

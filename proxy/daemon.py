@@ -238,8 +238,6 @@ class Daemon:
         assert parts.call_flow is not None
         marks = config.state_dir / "hooks"
         parts.hooks = DaemonHooks(config.hooks, executor, parts.call_flow, marks)
-        if parts.pages is not None:
-            parts.pages.show_hooks(parts.hooks)
         self._run_in_background(parts.hooks.run)
         self._run_in_background(parts.hooks.serve)
 
@@ -285,20 +283,7 @@ class Daemon:
         parts = self.parts
         takeover = parts.takeover or LazyTakeover(self.config, None, None)
         release = parts.release or LazyRelease(self.config, None, lambda: None)
-        parts.pages = pages = Pages(
-            self.config,
-            parts.listener,
-            parts.acceptor,
-            parts.executor,
-            parts.reconciler,
-            lambda: parts.suppression,
-            parts.takeover,
-            parts.release,
-            parts.hooks,
-            parts.reload,
-            staging=parts.staging,
-            device_plugins=parts.device_plugins,
-        )
+        parts.pages = pages = Pages(self.config, parts)
         routes = {**pages.routes(), **takeover.routes(), **release.routes()}
         routes["/successor"] = self.replacement.page
         actions = {**takeover.actions(), **release.actions()}

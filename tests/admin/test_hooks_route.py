@@ -8,6 +8,7 @@ import pytest
 
 from proxy.admin_routes import Pages
 from proxy.config.load import parse
+from proxy.daemon_parts import DaemonParts
 from proxy.hooks_setup import DaemonHooks
 
 
@@ -22,7 +23,7 @@ class ReportedHooking(DaemonHooks):
 
 
 def pages(config: str = "", hooks: DaemonHooks | None = None) -> Pages:
-    return Pages(parse(config, "test"), None, None, None, None, lambda: None, None, None, hooks)
+    return Pages(parse(config, "test"), DaemonParts(hooks=hooks))
 
 
 @pytest.mark.parametrize(
