@@ -220,6 +220,7 @@ POOLS = CpuPools(CpuSet.parse("0-5"), CpuSet.parse("0-6"), CpuSet(), CpuSet.pars
         (Pool.BE, None, None, "2,7", "", "2"),
         (Pool.BE, None, None, "7", "", "0-1"),
         (Pool.BE, "1-3", None, "2", "", "2"),
+        (Pool.BE, None, None, "1-2", "", "1"),  # suppression holds among the CPUs of a hook, too
     ],
 )
 def test_a_pool_is_limited_as_far_as_that_leaves_cpus(
