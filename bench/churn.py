@@ -39,7 +39,7 @@ SIZE_LIMITS = {
     "proxy.telemetry.port.Problems._known": 100,
     "proxy.telemetry.port.Problem.keys": 800,  # of all problems together
     "proxy.executor.bad_input.BadInput._reported": 4096,
-    "proxy.engine.runtime_knowledge.RuntimeKnowledge.failed": 256,
+    "proxy.engine.runtime_knowledge.RuntimeKnowledge.failed_creates": 256,
     "proxy.telemetry.port.Throttle._windows": 512,
     "proxy.backends.cgroup.search.GroupFinder._found": 1024,
     "proxy.frontends.cri.messages._create_suffixes": 256,
