@@ -32,6 +32,26 @@ def test_a_refusal_is_read_by_hpack_and_leaves_its_table_alone(length):
     assert not decoder.header_table.dynamic_entries
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "is_valid"),
+    [
+        (frames.INITIAL_WINDOW_SIZE, frames.LARGEST_WINDOW, True),
+        (frames.INITIAL_WINDOW_SIZE, frames.LARGEST_WINDOW + 1, False),
+        (6, (1 << 32) - 1, True),  # SETTINGS_MAX_HEADER_LIST_SIZE has no upper bound
+        (frames.MAX_FRAME_SIZE, frames.DEFAULT_FRAME - 1, False),
+        (frames.MAX_FRAME_SIZE, frames.LARGEST_FRAME, True),
+        (frames.MAX_FRAME_SIZE, frames.LARGEST_FRAME + 1, False),
+    ],
+)
+def test_a_setting_is_refused_only_out_of_its_own_bounds(key: int, value: int, *, is_valid: bool) -> None:
+    data = frames.SETTING.pack(key, value)
+    if is_valid:
+        assert frames.settings(0, 0, data, 0, 6) == [(key, value)]
+    else:
+        with pytest.raises(RelayError, match="out of bounds"):
+            frames.settings(0, 0, data, 0, 6)
+
+
 def test_a_long_message_is_cut_between_two_characters() -> None:
     data = frames.refusal(1, 2, "核" * 1000, answered=True, resize=None)
     coded = dict(Decoder().decode(data[9:]))["grpc-message"]

@@ -46,6 +46,7 @@ def test_an_intercepted_call_is_rewritten_answered_and_reported():
     net.run()
     assert net.client.streams[sid].body == grpc(b"id-1")
     assert net.client.streams[sid].headers[1]["grpc-status"] == "0"
+    assert net.server.streams[sid].reset_received is None, "its request has been sent"
     assert net.owner.requests == {sid: (CREATE, b"config")}
     assert net.owner.responses == {sid: b"id-1"}
     assert net.owner.ends == [(sid, 0)]
@@ -914,6 +915,16 @@ def test_a_passing_answer_that_ends_with_data_closes_its_stream():
     net.server.data(sid, b"<html>", end=True)
     net.run()
     assert net.session.open_streams == 0
+
+
+def test_a_passing_answer_that_has_more_to_come_leaves_its_stream_open():
+    net = started()
+    sid = net.client.call(VERSION, b"")
+    net.run()
+    net.server.headers(sid, [(":status", "200")])
+    net.server.data(sid, b"part", end=False)
+    net.run()
+    assert net.session.open_streams == 1
 
 
 def test_only_the_first_header_of_a_stream_determines_its_method():
