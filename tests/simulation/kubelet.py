@@ -307,6 +307,8 @@ class SimulatedKubelet:
         self.node.schedule.count_event("answer", text)
         if kubelet_call.method == "RunPodSandbox" and status == 0:
             self.node.promises.sandbox_answered(kubelet_call, message)
+        elif kubelet_call.method == "CreateContainer" and status != 0:
+            self.node.promises.create_failed(kubelet_call)
         kubelet_call.daemon.answered(kubelet_call.call, status, message)
         self.node.promises.decided(kubelet_call)
         self.resume(kubelet_call, status, message)

@@ -32,7 +32,7 @@ from proxy.model.workload import Container, Pool
 from proxy.release.kernel import target_of
 from proxy.release.on_demand import RELEASE_RECORD
 from tests.simulation.kernel import bits_of, text_of
-from tests.simulation.runtime import EXITED
+from tests.simulation.runtime import CREATED, EXITED
 
 if TYPE_CHECKING:
     from tests.simulation.kernel import SimulatedGroup
@@ -98,6 +98,7 @@ class Promises:
         self.roles: dict[str, Role] = {}
         self._chosen: dict[str, int] = {}
         self._creates: dict[tuple[str, str, int], Role] = {}
+        self._failed_creates: set[tuple[str, str, int]] = set()
         self._owned: dict[str, int] = {}
         self._sharing: dict[str, None] = {}
 
@@ -163,12 +164,24 @@ class Promises:
         """Return whether a pod has requested this number of CPUs, and all its containers have ended.
 
         The create that requested it may have been withdrawn. A container does not count whose create was
-        answered with an error, although the runtime has made it: the daemon learns of it from the next list.
+        answered with an error, although the runtime has made it: the daemon learns of it from the next list,
+        maybe after it has decided this create.
         """
         known = kubelet_call.daemon.executor.state.containers
         inside = [one for one in self.node.runtime.containers_in(request.pod_sandbox_id) if one.id in known]
         requested = self.node.kubelet.requested_cpu_counts.get(request.pod_sandbox_id, ())
-        return count in requested and all(one.state == EXITED for one in inside)
+        return count in requested and all(one.state == EXITED or self._has_failed(one) for one in inside)
+
+    def create_failed(self, kubelet_call: KubeletCall) -> None:
+        """The client learns that a create has failed; the runtime may have made the container."""
+        request = pb.CreateContainerRequest.FromString(kubelet_call.body or b"")
+        meta = request.config.metadata
+        self._failed_creates.add((request.pod_sandbox_id, meta.name, meta.attempt))
+
+    def _has_failed(self, container: SimulatedContainer) -> bool:
+        """Return whether a container was made by a create that failed, and does not run."""
+        key = (container.sandbox.id, container.name, container.attempt)
+        return container.state == CREATED and key in self._failed_creates
 
     def _sandbox_forwarded(self, kubelet_call: KubeletCall) -> None:
         uid = pb.RunPodSandboxRequest.FromString(kubelet_call.body or b"").config.metadata.uid
@@ -210,6 +223,7 @@ class Promises:
         self._chosen.pop(sandbox_id, None)
         self.node.kubelet.requested_cpu_counts.pop(sandbox_id, None)
         self._creates = {key: role for key, role in self._creates.items() if key[0] != sandbox_id}
+        self._failed_creates = {key for key in self._failed_creates if key[0] != sandbox_id}
 
     def created(self, container: SimulatedContainer) -> None:
         """Note that the runtime has created a container."""
