@@ -35,6 +35,7 @@ SLACK_S = 0.5
 PROGRAM = """
 import functools, sys, threading
 from pathlib import Path
+from unittest import mock
 from proxy import daemon, process
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.config.load import parse
@@ -66,7 +67,7 @@ def hang(self):
     close(self)
 background.Worker.close = hang
 """
-THE_END_HANGS = "daemon.Daemon._shut_down = lambda self, *_: daemon.asyncio.Event().wait()"
+THE_END_HANGS = 'mock.patch.object(daemon, "shut_down", lambda *_: daemon.asyncio.Event().wait()).start()'
 A_THREAD_REMAINS = "threading.Thread(target=threading.Event().wait).start()"
 
 
