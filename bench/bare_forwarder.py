@@ -2,8 +2,8 @@
 
     python bench/bare_forwarder.py --listen /tmp/x/bare.sock --runtime /tmp/x/runtime.sock
 
-It runs on the daemon's own event loop. A client that does not read stops the process, so this is only for
-measurements. Runs until SIGTERM.
+It runs on the daemon's own event loop, which polls as the daemon's does by default. A client that does not
+read stops the process, so this is only for measurements. Runs until SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import select
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from proxy.config.schema import Config
 from proxy.frontends.cri.relay_loop import RelayLoop
 
 _READ_BYTES = 256 << 10
@@ -91,7 +93,7 @@ def main() -> None:
     options.add_argument("--listen", required=True, metavar="SOCKET")
     options.add_argument("--runtime", required=True, metavar="SOCKET")
     chosen = options.parse_args()
-    with asyncio.Runner(loop_factory=RelayLoop) as runner:
+    with asyncio.Runner(loop_factory=partial(RelayLoop, Config().busy_poll)) as runner:
         runner.run(serve(chosen.listen, chosen.runtime))
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from proxy import logs
 from proxy.config.schema import Config
@@ -125,7 +126,7 @@ def run(config: Config, early: EarlySocket | None = None) -> int:
         import proxy.assembly  # noqa: F401  import it now, while calls are still answered
 
         early.predecessor.wait_for_turn()
-    with asyncio.Runner(loop_factory=RelayLoop) as runner:
+    with asyncio.Runner(loop_factory=partial(RelayLoop, config.busy_poll)) as runner:
         runner.run(_serve_config(config, early))
     return 0
 

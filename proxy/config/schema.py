@@ -286,6 +286,15 @@ class Config:
             live=True,
         ),
     )
+    busy_poll: float = field(
+        default=0.0002,
+        metadata=key(
+            "busyPoll",
+            duration(0, 0.001),
+            "While calls follow each other closely, how long the daemon looks for the next message before it "
+            "sleeps: calls take less time, and more CPU time. 0: it sleeps at once.",
+        ),
+    )
     drain_timeout: float = field(
         default=20.0,
         metadata=key(

@@ -74,6 +74,7 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "period": st.integers(100, 60_000).map(lambda ms: ms / 1000),
     "reconcilePeriod": st.integers(100, 3_600_000).map(lambda ms: ms / 1000),
     "callTimeout": st.integers(100, 60_000).map(lambda ms: ms / 1000),
+    "busyPoll": st.integers(0, 1000).map(lambda us: us / 1_000_000),
     "drainTimeout": st.integers(0, 600_000).map(lambda ms: ms / 1000),
     "timeout": st.integers(10, 5000).map(lambda ms: ms / 1000),
     "perSecond": st.integers(1, 1000),

@@ -17,8 +17,11 @@ import selectors
 import time
 from collections.abc import Callable, Mapping
 from contextvars import Context
+from functools import partial
 from select import EPOLLIN, EPOLLOUT, epoll
 from typing import TYPE_CHECKING, Any, Final, TypeVarTuple
+
+from proxy.frontends.cri.busy_poll import WaitHistory
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -38,17 +41,20 @@ class _RelaySelector(selectors.BaseSelector):
         has_work: Whether asyncio has got callbacks or timers since the wait began.
     """
 
-    def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, report: Callable[[dict[str, Any]], None], busy_poll_s: float) -> None:
         """Watch nothing yet.
 
         Args:
             report: Takes the exception of a function, in asyncio's form.
+            busy_poll_s: See ``RelayLoop``.
         """
         self._report = report
+        self._busy_poll_s = busy_poll_s
         self._asyncio_selector = selectors.EpollSelector()
         self._epoll = epoll()
         self._epoll.register(self._asyncio_selector.fileno(), EPOLLIN)
         self.callbacks: dict[int, tuple[_Callback | None, _Callback | None]] = {}
+        self._waits: dict[int, WaitHistory] = {}
         self.has_work = False
 
     def watch(self, fd: int, readable: _Callback | None, writable: _Callback | None) -> None:
@@ -56,6 +62,7 @@ class _RelaySelector(selectors.BaseSelector):
         events = (EPOLLIN if readable is not None else 0) | (EPOLLOUT if writable is not None else 0)
         if not events:  # otherwise the kernel would still report an error or the end, repeatedly
             if self.callbacks.pop(fd, None) is not None:
+                self._waits.pop(fd, None)
                 self._epoll.unregister(fd)
         elif fd in self.callbacks:
             self._epoll.modify(fd, events)
@@ -63,15 +70,18 @@ class _RelaySelector(selectors.BaseSelector):
         else:
             self._epoll.register(fd, events)
             self.callbacks[fd] = readable, writable
+            if self._busy_poll_s:
+                self._waits[fd] = WaitHistory()
 
     def select(self, timeout: float | None = None) -> _ReadyEvents:
         """Wait for events for asyncio; call the functions of watched sockets while waiting."""
-        callbacks, poll = self.callbacks, self._epoll.poll
+        callbacks, poll = self.callbacks, partial(self._epoll.poll, maxevents=_MOST_EVENTS)
         end = None if timeout is None else time.monotonic() + timeout
         self.has_work = False
+        waits: WaitHistory | None = None
         while True:
             try:
-                events = poll(timeout, _MOST_EVENTS)
+                events = poll(timeout) if waits is None else waits.wait(poll, timeout, self._busy_poll_s)
             except InterruptedError:
                 return []
             others = False
@@ -81,6 +91,7 @@ class _RelaySelector(selectors.BaseSelector):
                 if functions is None:
                     others |= fd == self._asyncio_selector.fileno()
                     continue
+                waits = self._waits.get(fd)
                 readable, writable = functions
                 try:
                     if readable is not None and writable is None:
@@ -126,15 +137,27 @@ class _RelaySelector(selectors.BaseSelector):
     def close(self) -> None:
         """Close both selectors."""
         self.callbacks.clear()
+        self._waits.clear()
         self._epoll.close()
         self._asyncio_selector.close()
 
 
 class RelayLoop(asyncio.SelectorEventLoop):
-    """The loop of the daemon."""
+    """The loop of the daemon.
 
-    def __init__(self) -> None:
-        self._relay_selector = _RelaySelector(self.call_exception_handler)
+    Attributes:
+        busy_poll_s: Seconds that the loop may poll for the message that follows another one before it
+            sleeps; 0 if it always sleeps.
+    """
+
+    def __init__(self, busy_poll_s: float = 0.0) -> None:
+        """Create the loop.
+
+        Args:
+            busy_poll_s: See above.
+        """
+        self.busy_poll_s = busy_poll_s
+        self._relay_selector = _RelaySelector(self.call_exception_handler, busy_poll_s)
         super().__init__(self._relay_selector)
 
     def watch(self, fd: int, readable: _Callback | None, writable: _Callback | None) -> None:

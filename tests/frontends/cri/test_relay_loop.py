@@ -7,13 +7,17 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
+from proxy.frontends.cri import relay_loop
+from proxy.frontends.cri.busy_poll import WaitHistory
 from proxy.frontends.cri.relay_loop import RelayLoop
 
 LIMIT_S = 10
+_busy_poll_s = 0.0
 
 
 @pytest.fixture
@@ -31,6 +35,15 @@ def pairs() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
         yield pair
 
 
+@pytest.fixture(autouse=True, params=[0.0, 0.0002], ids=["sleeps", "polls"])
+def busy_poll_s(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run each test with a loop that sleeps at once and with one that polls first."""
+    global _busy_poll_s
+    _busy_poll_s = request.param
+    yield
+    _busy_poll_s = 0.0
+
+
 def run_scenario(scenario: Callable[[RelayLoop], Any]) -> Any:
     async def run() -> Any:
         loop = asyncio.get_running_loop()
@@ -38,7 +51,7 @@ def run_scenario(scenario: Callable[[RelayLoop], Any]) -> Any:
         async with asyncio.timeout(LIMIT_S):
             return await scenario(loop)
 
-    with asyncio.Runner(loop_factory=RelayLoop) as runner:
+    with asyncio.Runner(loop_factory=partial(RelayLoop, _busy_poll_s)) as runner:
         return runner.run(run())
 
 
@@ -59,6 +72,46 @@ def echo(loop: RelayLoop, one: socket.socket, other: socket.socket) -> list[int]
 def quiet(loop: RelayLoop, *ends: socket.socket) -> None:
     for end in ends:
         loop.watch(end.fileno(), None, None)
+
+
+def test_waits_after_messages_may_poll_and_those_after_work_of_asyncio_never(
+    pairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = pairs()
+    waits: list[tuple[float | None, float]] = []
+
+    class RecordedHistory(WaitHistory):
+        __slots__ = ()
+
+        def wait(self, poll, timeout, limit):
+            waits.append((timeout, limit))
+            return super().wait(poll, timeout, limit)
+
+    monkeypatch.setattr(relay_loop, "WaitHistory", RecordedHistory)
+
+    async def scenario(loop: RelayLoop) -> None:
+        done = loop.create_future()
+        answers = 0
+
+        def answer(end: socket.socket) -> None:
+            nonlocal answers
+            answers += 1
+            if answers == 20:
+                loop.call_soon(done.set_result, None)
+                return
+            end.send(end.recv(8))
+
+        loop.watch(one.fileno(), lambda: answer(one), None)
+        loop.watch(other.fileno(), lambda: answer(other), None)
+        one.send(b"on")
+        await done
+        quiet(loop, one, other)
+        waits.append((0, 0))
+        await asyncio.sleep(0.001)
+
+    run_scenario(scenario)
+    polling = [_busy_poll_s] * 19 if _busy_poll_s else []
+    assert [limit for _, limit in waits] == [*polling, 0]
 
 
 def test_timers_and_tasks_run_while_watched_sockets_are_always_ready(pairs):
