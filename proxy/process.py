@@ -15,6 +15,7 @@ from proxy import logs
 from proxy.config.schema import Config
 from proxy.daemon import Daemon
 from proxy.early_socket import EarlySocket, deliver_signals
+from proxy.executor.background import JOBS
 from proxy.frontends.cri.relay_loop import RelayLoop
 from proxy.model.errors import TopoproxyError
 from proxy.standard_streams import report
@@ -126,7 +127,8 @@ def run(config: Config, early: EarlySocket | None = None) -> int:
         import proxy.assembly  # noqa: F401  import it now, while calls are still answered
 
         early.predecessor.wait_for_turn()
-    with asyncio.Runner(loop_factory=partial(RelayLoop, config.busy_poll)) as runner:
+    loop = partial(RelayLoop, config.busy_poll, JOBS.none_unfinished)
+    with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(_serve_config(config, early))
     return 0
 

@@ -22,9 +22,13 @@ def test_the_event_loop_polls_as_configured(monkeypatch: pytest.MonkeyPatch, set
 
     monkeypatch.setattr(process, "Daemon", daemon)
     monkeypatch.setattr(process.logs, "setup", lambda *_: None)
+    monkeypatch.setattr(process.JOBS, "_unfinished", 0)  # tests of hanging threads may have left jobs
     config = parse(f"busyPoll: {setting}", "test")
     with pytest.raises(TopoproxyError, match="stop here"):
         process.run(config)
     (loop,) = loops
     assert isinstance(loop, RelayLoop)
+    assert loop.may_poll()
+    monkeypatch.setattr(process.JOBS, "_unfinished", 1)
+    assert not loop.may_poll()
     assert loop.busy_poll_s == config.busy_poll == {"0": 0, "300us": 0.0003}[setting]

@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.telemetry import metrics
@@ -38,6 +38,28 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+class JobCounter:
+    """Counts the jobs of all threads of the process that have not ended; usable from any thread."""
+
+    __slots__ = ("_lock", "_unfinished")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._unfinished = 0
+
+    def add(self, jobs: int) -> None:
+        """Count jobs that begin to wait, or discount jobs that have ended."""
+        with self._lock:
+            self._unfinished += jobs
+
+    def none_unfinished(self) -> bool:
+        """Return whether no job waits or runs."""
+        return not self._unfinished
+
+
+JOBS: Final = JobCounter()
 
 
 class Threads:
@@ -80,6 +102,7 @@ class Threads:
                     if not self._threads:  # otherwise, one of them runs it later
                         future.set_exception(error)
                         return future
+            JOBS.add(1)
             self._jobs.put((future, job, args, kwargs))
         return future
 
@@ -112,6 +135,7 @@ class Threads:
             while True:
                 job = self._jobs.get_nowait()
                 waiting += [job] if job is not None else []
+        JOBS.add(-len(waiting))
         for future, *_ in waiting:
             future.cancel()
             future.set_running_or_notify_cancel()
@@ -131,6 +155,7 @@ class Threads:
             try:
                 _do(*job)
             finally:
+                JOBS.add(-1)
                 del self._began[number], job
 
     def _next(self) -> Job | None:

@@ -16,9 +16,10 @@ import pytest
 
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.executor import background
-from proxy.executor.background import Threads, Worker, run_with_restarts
+from proxy.executor.background import JobCounter, Threads, Worker, run_with_restarts
 from proxy.model.backoff import Backoff
 from proxy.telemetry import metrics
+from tests.testkit.waiting import wait_until
 
 
 def test_jobs_of_one_thread_are_done_in_order() -> None:
@@ -35,6 +36,38 @@ def test_as_many_jobs_run_at_once_as_there_are_threads() -> None:
         for future in [threads.submit(barrier.wait, 30) for _ in range(3)]:
             future.result(30)
     assert threads.shutdown(30)
+
+
+def test_jobs_are_counted_from_their_submission_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, gate = JobCounter(), threading.Event()
+    monkeypatch.setattr(background, "JOBS", jobs)
+    first, second = Threads(1, "first"), Threads(1, "second")
+    assert jobs.none_unfinished()
+    running = first.submit(gate.wait, 30)
+    assert not jobs.none_unfinished()
+    with pytest.raises(ZeroDivisionError):
+        second.submit(lambda: 1 / 0).result(30)
+    waiting = first.submit(int)
+    assert not first.shutdown(0), "one job still runs"
+    assert waiting.cancelled()
+    assert not jobs.none_unfinished()
+    gate.set()
+    running.result(30)
+    wait_until(jobs.none_unfinished)
+    assert second.shutdown(30)
+
+
+def test_a_job_without_a_thread_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, threads = JobCounter(), Threads(1, "t")
+    monkeypatch.setattr(background, "JOBS", jobs)
+
+    def fail(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="can't start"):
+        threads.submit(int).result(30)
+    assert jobs.none_unfinished()
 
 
 def test_an_error_of_a_job_is_raised_where_its_result_is_awaited() -> None:

@@ -41,15 +41,19 @@ class _RelaySelector(selectors.BaseSelector):
         has_work: Whether asyncio has got callbacks or timers since the wait began.
     """
 
-    def __init__(self, report: Callable[[dict[str, Any]], None], busy_poll_s: float) -> None:
+    def __init__(
+        self, report: Callable[[dict[str, Any]], None], busy_poll_s: float, may_poll: Callable[[], bool]
+    ) -> None:
         """Watch nothing yet.
 
         Args:
             report: Takes the exception of a function, in asyncio's form.
             busy_poll_s: See ``RelayLoop``.
+            may_poll: See ``RelayLoop``.
         """
         self._report = report
         self._busy_poll_s = busy_poll_s
+        self._may_poll = may_poll
         self._asyncio_selector = selectors.EpollSelector()
         self._epoll = epoll()
         self._epoll.register(self._asyncio_selector.fileno(), EPOLLIN)
@@ -75,13 +79,17 @@ class _RelaySelector(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> _ReadyEvents:
         """Wait for events for asyncio; call the functions of watched sockets while waiting."""
-        callbacks, poll = self.callbacks, partial(self._epoll.poll, maxevents=_MOST_EVENTS)
+        callbacks, may_poll = self.callbacks, self._may_poll
+        poll = partial(self._epoll.poll, maxevents=_MOST_EVENTS)
         end = None if timeout is None else time.monotonic() + timeout
         self.has_work = False
         waits: WaitHistory | None = None
         while True:
             try:
-                events = poll(timeout) if waits is None else waits.wait(poll, timeout, self._busy_poll_s)
+                if waits is not None and may_poll():
+                    events = waits.wait(poll, timeout, self._busy_poll_s)
+                else:
+                    events = poll(timeout)
             except InterruptedError:
                 return []
             others = False
@@ -148,16 +156,19 @@ class RelayLoop(asyncio.SelectorEventLoop):
     Attributes:
         busy_poll_s: Seconds that the loop may poll for the message that follows another one before it
             sleeps; 0 if it always sleeps.
+        may_poll: Returns whether no other thread has work.
     """
 
-    def __init__(self, busy_poll_s: float = 0.0) -> None:
+    def __init__(self, busy_poll_s: float = 0.0, may_poll: Callable[[], bool] = lambda: True) -> None:
         """Create the loop.
 
         Args:
             busy_poll_s: See above.
+            may_poll: See above.
         """
         self.busy_poll_s = busy_poll_s
-        self._relay_selector = _RelaySelector(self.call_exception_handler, busy_poll_s)
+        self.may_poll = may_poll
+        self._relay_selector = _RelaySelector(self.call_exception_handler, busy_poll_s, may_poll)
         super().__init__(self._relay_selector)
 
     def watch(self, fd: int, readable: _Callback | None, writable: _Callback | None) -> None:

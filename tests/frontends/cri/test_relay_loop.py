@@ -44,14 +44,14 @@ def busy_poll_s(request: pytest.FixtureRequest) -> Iterator[None]:
     _busy_poll_s = 0.0
 
 
-def run_scenario(scenario: Callable[[RelayLoop], Any]) -> Any:
+def run_scenario(scenario: Callable[[RelayLoop], Any], may_poll: Callable[[], bool] = lambda: True) -> Any:
     async def run() -> Any:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, RelayLoop)
         async with asyncio.timeout(LIMIT_S):
             return await scenario(loop)
 
-    with asyncio.Runner(loop_factory=partial(RelayLoop, _busy_poll_s)) as runner:
+    with asyncio.Runner(loop_factory=partial(RelayLoop, _busy_poll_s, may_poll)) as runner:
         return runner.run(run())
 
 
@@ -74,8 +74,9 @@ def quiet(loop: RelayLoop, *ends: socket.socket) -> None:
         loop.watch(end.fileno(), None, None)
 
 
-def test_waits_after_messages_may_poll_and_those_after_work_of_asyncio_never(
-    pairs, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("threads_idle", [True, False])
+def test_waits_after_messages_may_poll_and_those_after_work_never(
+    pairs, monkeypatch: pytest.MonkeyPatch, threads_idle: bool
 ) -> None:
     one, other = pairs()
     waits: list[tuple[float | None, float]] = []
@@ -109,8 +110,8 @@ def test_waits_after_messages_may_poll_and_those_after_work_of_asyncio_never(
         waits.append((0, 0))
         await asyncio.sleep(0.001)
 
-    run_scenario(scenario)
-    polling = [_busy_poll_s] * 19 if _busy_poll_s else []
+    run_scenario(scenario, lambda: threads_idle)
+    polling = [_busy_poll_s] * 19 if _busy_poll_s and threads_idle else []
     assert [limit for _, limit in waits] == [*polling, 0]
 
 
