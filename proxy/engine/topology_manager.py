@@ -116,13 +116,15 @@ def admit_container(context: AdmissionContext) -> TopologyDecision:
 
 
 def for_allocation(context: AdmissionContext) -> AdmissionContext:
-    """Return the context for the allocation: its request says whether the policy merges hints."""
-    unmerged = (context.policy or context.node.policy) is TopologyPolicy.NONE
-    return (
-        structs.replace(context, request=structs.replace(context.request, unmerged=True))
-        if unmerged
-        else context
-    )
+    """Return the context for the allocation: its request says how the policy uses hints."""
+    policy = context.policy or context.node.policy
+    if policy is TopologyPolicy.NONE:
+        request = structs.replace(context.request, unmerged=True)
+    elif policy is TopologyPolicy.BEST_EFFORT:
+        request = structs.replace(context.request, may_leave_hint=True)
+    else:
+        return context
+    return structs.replace(context, request=request)
 
 
 def apply_policy(
@@ -239,4 +241,4 @@ def build_context(state: NodeState, request: ProviderRequest) -> AdmissionContex
 
 def container_request(request: ProviderRequest, name: str) -> ProviderRequest:
     """Return the request of one container of a pod that is decided as a whole."""
-    return structs.replace(request, name=name, scope=Scope.CONTAINER)
+    return structs.replace(request, name=name, scope=Scope.CONTAINER, under_pod_hint=True)

@@ -28,6 +28,7 @@ from proxy.allocation import cpu_static
 from proxy.allocation.cpu_policy import CpuPolicy, CpuState, pick_unpoliced
 from proxy.allocation.cpu_request import CPU, container_cpus, pod_cpus
 from proxy.allocation.koordinator.bind import eligible
+from proxy.allocation.koordinator.later_containers import NO_LATER_CONTAINERS, LaterContainers, Stage
 from proxy.allocation.koordinator.selection import Binding, NodeBinding, binding_of, choose
 from proxy.allocation.providers.devices import nodes_of_devices
 from proxy.allocation.providers.provider import Allocation, NodeView, Provider, ProviderRequest
@@ -141,13 +142,39 @@ class CpuProvider(Provider):
         """Choose CPUs if a bind policy applies, or if no policy has merged hints."""
         topology, free = self.policy.topo, self.free(request)
         if self.binding is not None:
-            return choose(topology, free, count, self.binding, affinity, steps, even=request.even)
+            even, later = request.even, self._later_containers(request)
+            return choose(topology, free, count, self.binding, affinity, steps, even=even, later=later)
         cpu_static.check_whole_cores(self.policy, self.state, count)
         pick = partial(pick_unpoliced, self.machine, topology)
         options, near = self.policy.options, nodes_of_devices(request.assigned_devices)
         chosen = pick(free, count, options, near, steps)
         equal = cpu_static.in_equal_cores(self.policy, free, chosen, steps)
         return chosen if equal is None else pick(equal, count, options, near, steps)
+
+    def _later_containers(self, request: ProviderRequest) -> LaterContainers:
+        """Return the containers of the pod that get CPUs after this one, as far as this matters.
+
+        An ordinary init container leaves its CPUs to those after it, so they have no fewer CPUs.
+        """
+        requests = request.requests
+        names = [container.name for container in requests.containers]
+        own = requests.named(request.name)
+        if not _requires(self.binding, BindPolicy.SPREAD_BY_PCPUS) or own.kind is ContainerKind.INIT:
+            return NO_LATER_CONTAINERS
+        stages: list[Stage] = []
+        staying: Stage = ()
+        for place, container in enumerate(requests.containers):
+            count = container_cpus(requests, container)
+            has_begun = container.kind is not ContainerKind.APP and place < names.index(request.name)
+            owned = self.state.owned_by(requests.uid, container.name)
+            if container is own or not count or has_begun or owned is not None:
+                continue
+            if container.kind is ContainerKind.INIT:
+                stages.append((*staying, count))
+            else:
+                staying = (*staying, count)
+        stages += [staying] if staying else []
+        return LaterContainers(tuple(stages), request.under_pod_hint, request.may_leave_hint)
 
     def _cores(self, request: ProviderRequest) -> int:
         """Return the number of cores of which one container must have one thread each; 0 without such a rule.

@@ -60,6 +60,8 @@ class ProviderRequest(Struct, frozen=True):
         avoid: CPUs that must not be chosen.
         even: Whether CPUs are divided evenly over the NUMA nodes of the hint.
         unmerged: Whether the policy merges no hints (``none``), so that providers choose by themselves.
+        under_pod_hint: Whether the hint is that of the pod, so that it applies to all containers of the pod.
+        may_leave_hint: Whether the policy admits resources of other NUMA nodes than those of the hint.
         preferred: What device plugins prefer, by container and resource; None if the plugin has to be
             queried first. Plugins that are not named have no preference.
     """
@@ -74,6 +76,8 @@ class ProviderRequest(Struct, frozen=True):
     avoid: CpuSet = field(default_factory=CpuSet)
     even: bool = False
     unmerged: bool = False
+    under_pod_hint: bool = False
+    may_leave_hint: bool = False
     preferred: Preferences = NO_PREFERENCES
 
     @property
