@@ -173,10 +173,14 @@ def shown_state(node: SchedulableNode) -> NodeState:
     owned = rules.machine.online - node.free
     pod_cpus = owned - node.reserved
     if node.reserved or owned:
-        # Without a floor the shared pool must keep a CPU, as on the node itself.
-        reserve = node.reserved or (CpuSet() if rules.floors else _one_of(rules, pod_cpus))
+        # Without a floor the engine keeps a free CPU for the shared pool. kubelet does not: its reserved CPUs
+        # are never owned. If the objects do not tell them apart, one of the owned CPUs stands for them.
+        hidden = not node.reserved and not node.names_owners and not rules.floors
+        reserve = _one_of(rules, pod_cpus) if hidden else node.reserved
         rules = _variant(rules, reserve.bits, partial(rules.with_reserved_cpus, reserve))
         pod_cpus -= reserve
+    if node.names_owners:
+        pod_cpus |= owned & CpuSet.union_of(node.shown.values())  # some may have been reserved since
     state = NodeState.of(rules, (), (), reservation_cpus=_reservations(node, pod_cpus))
     if node.memory:
         state = replace(

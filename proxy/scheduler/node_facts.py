@@ -109,6 +109,8 @@ class SchedulableNode(Struct, frozen=True):
         counts_named: Whether the object counts CPUs that the annotation of a pod names.
         fingerprint: Of all pods that the NodeResourceTopology counts; empty if it has none.
         has_amounts: Whether free CPUs follow from amounts of the NodeResourceTopology, which names no pods.
+        names_owners: Whether the object shows all owned CPUs apart from those that are never owned, as
+            topoproxy's agent writes it. Otherwise reserved CPUs may look like owned ones.
         by_koordlet: Whether LSE and LSR pods (Koordinator's latency-sensitive exclusive and reserved) get the
             CPUs that a scheduler names although the CPU manager is not static (Koordinator v1.8
             pkg/scheduler/plugins/nodenumaresource/plugin.go, PreFilter).
@@ -124,6 +126,7 @@ class SchedulableNode(Struct, frozen=True):
     memory: MemoryRows = ()
     fingerprint: str = ""
     has_amounts: bool = False
+    names_owners: bool = False
     by_koordlet: bool = False
 
     def gives_cpus(self, pod: PodDemand) -> bool:
@@ -184,6 +187,7 @@ def join_facts(
         memory,
         zones.fingerprint if zones else "",
         numa is None and zones is not None and not zones.rows,
+        agent.knows_floor,
         zones is not None and zones.by_koordlet,
     )
 

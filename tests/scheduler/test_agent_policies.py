@@ -173,6 +173,39 @@ def test_the_extender_decides_as_the_node_whatever_its_rules_are() -> None:
     assert min(judged.values()) > 100
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("limit", [None, 6, 7, 12])
+@pytest.mark.parametrize("first", [(), (2,), (4, 1)])
+def test_without_a_floor_the_extender_counts_every_owned_cpu(
+    form: str, limit: int | None, first: tuple[int, ...]
+) -> None:
+    """The node counts CPUs up to its limit, and keeps one CPU in the shared pool."""
+    rules = AdmissionRules(floor=0, numa_floor=0, node_limit=limit)
+    node = make(policy=TopologyPolicy.BEST_EFFORT, admission=rules)
+    state = arrive(NodeState.empty(node), *(demand(f"p{count}", count) for count in first))
+    expected = expected_node(published(page_of(state), form))
+    most = limit or len(MACHINE.online) - 1
+    for count in range(1, len(MACHINE.online) + 1):
+        pod = demand("wanted", count)
+        outcome, verdict = dry_run(state, pod.arrival()), evaluate(pod, expected)
+        assert (verdict.fits, verdict.reason) == (outcome.verdict.admitted, outcome.verdict.reason)
+        assert verdict.fits is (sum(first) + count <= most)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("floor", [0, 2])
+def test_owned_cpus_that_became_reserved_count_as_owned(form: str, floor: int) -> None:
+    rules = AdmissionRules(floor=floor, numa_floor=0, node_limit=8)
+    state = arrive(NodeState.empty(make(admission=rules)), demand("first", 4))
+    state = state.with_node(make(admission=rules, reserved=CpuSet((0, 1, 2))))
+    expected = expected_node(published(page_of(state), form))
+    for count in (3, 4, 5):
+        outcome = dry_run(state, demand("wanted", count).arrival())
+        verdict = evaluate(demand("wanted", count), expected)
+        assert (verdict.fits, verdict.reason) == (outcome.verdict.admitted, outcome.verdict.reason)
+        assert verdict.fits is (count <= 4)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
