@@ -35,6 +35,7 @@ from proxy.extender.http_server import HttpAnswer
 from proxy.extender.lease import Lease
 from proxy.extender.retries import PodRetries
 from proxy.extender.waiting_pods import WaitingPods
+from proxy.model.admission import AdmissionRule
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import STRICT
@@ -65,7 +66,7 @@ STALE_S = SILENCE_S + 10.0
 MOST_DEMANDS = 20_000
 MOST_DECODED = 64
 OPEN_PAGES = ("/healthz", "/livez", "/readyz", "/metrics")
-UNRESOLVABLE = (UNKNOWN, NOT_STATIC, OTHER_POLICY)
+UNRESOLVABLE = (UNKNOWN, NOT_STATIC, OTHER_POLICY, AdmissionRule.NAMESPACE.reason)
 """Reasons that persist whichever pods end."""
 
 

@@ -55,8 +55,10 @@ from proxy.pools.topology_keys import (
     AUTO,
     BIND,
     FLOOR,
+    NAMESPACE_LIMIT,
     NODE_LIMIT,
     NUMA_FLOOR,
+    OWNER_NAMESPACES,
     POD_LIMIT,
     STRATEGY,
     TOPOLOGY_OPTIONS,
@@ -277,7 +279,7 @@ def _policies(node: Node, manager: CpuManager) -> dict[str, str]:
 
 
 def _rules(node: Node) -> dict[str, str]:
-    """Return the rules that the Node object does not show; limits on owners only if they reject pods."""
+    """Return the rules that the Node object does not show; those on owners only if they reject pods."""
     rules = node.admission
     values: dict[str, object] = {
         BIND: node.bind.value,
@@ -287,7 +289,12 @@ def _rules(node: Node) -> dict[str, str]:
         NUMA_FLOOR: AUTO if rules.numa_floor is None else rules.numa_floor,
     }
     if rules.beyond is BeyondLimit.REJECT:
-        values |= {POD_LIMIT: rules.pod_limit, NODE_LIMIT: rules.node_limit}
+        values |= {
+            POD_LIMIT: rules.pod_limit,
+            NAMESPACE_LIMIT: rules.namespace_limit,
+            NODE_LIMIT: rules.node_limit,
+            OWNER_NAMESPACES: "" if "*" in rules.owners.patterns else json.dumps(rules.owners.patterns),
+        }
     return {name: str(value) for name, value in values.items() if value is not None and value != ""}
 
 

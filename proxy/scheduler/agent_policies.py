@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from proxy.model.admission import AdmissionRules
+from proxy.model.admission import AdmissionRules, Namespaces
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
 from proxy.pools.go_json import load
@@ -22,8 +22,10 @@ from proxy.pools.topology_keys import (
     CPU_OPTIONS,
     FLOOR,
     FLOOR_CPUS,
+    NAMESPACE_LIMIT,
     NODE_LIMIT,
     NUMA_FLOOR,
+    OWNER_NAMESPACES,
     POD_LIMIT,
     POLICIES,
     STRATEGY,
@@ -45,7 +47,7 @@ class AgentPolicies(Struct, frozen=True):
         scope: Of the topology manager; empty if it is not published.
         options: Options of the CPU manager.
         bind, strategy, closest: As those of ``proxy.engine.node.Node``.
-        admission: How many CPUs may be owned.
+        admission: Which pods may own CPUs, and how many. Labels that namespaces must have are not published.
         knows_floor: Whether the floor is known apart from reserved CPUs.
         floor_cpus: CPUs that are not free only because the shared pool needs some.
         withheld: Reserved CPUs that the shared pool does not have either.
@@ -93,7 +95,9 @@ def read_policies(everywhere: Mapping[str, str], by_id: Mapping[str, str]) -> Ag
         _read(NumaStrategy, everywhere, STRATEGY),
         dict(_options(everywhere, TOPOLOGY_OPTIONS)).get("prefer-closest-numa-nodes") == "true",
         AdmissionRules(
+            owners=_read(_namespaces, everywhere, OWNER_NAMESPACES),
             pod_limit=_number(everywhere, POD_LIMIT),
+            namespace_limit=_number(by_id, NAMESPACE_LIMIT) if knows_floor else None,
             node_limit=_number(by_id, NODE_LIMIT) if knows_floor else None,
             floor=_floor(by_id, FLOOR) if knows_floor else 0,
             numa_floor=_floor(by_id, NUMA_FLOOR) if knows_floor else 0,
@@ -116,6 +120,14 @@ def _options(policies: Mapping[str, str], name: str) -> tuple[tuple[str, str], .
     """Return options as topoproxy writes them: NAME=VALUE, with commas between."""
     parts = (option.partition("=") for option in policies.get(name, "").split(",") if option)
     return tuple(sorted({name: value for name, _, value in parts}.items()))
+
+
+def _namespaces(text: str) -> Namespaces:
+    """Read namespaces, as a JSON list of patterns; all if the text is empty."""
+    patterns = load(text) if text else ["*"]
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f"{text!r:.40} is no list of namespaces")
+    return Namespaces(tuple(patterns))
 
 
 def _floor(policies: Mapping[str, str], name: str) -> int | None:

@@ -45,6 +45,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import MEMORY, ContainerKind
+from proxy.model.workload import Pod
 from proxy.pools.claims import STRICT
 from proxy.scheduler.node_facts import SchedulableNode
 from proxy.scheduler.pod_demand import PodDemand, with_cpus
@@ -181,7 +182,8 @@ def shown_state(node: SchedulableNode) -> NodeState:
         pod_cpus -= reserve
     if node.names_owners:
         pod_cpus |= owned & CpuSet.union_of(node.shown.values())  # some may have been reserved since
-    state = NodeState.of(rules, (), (), reservation_cpus=_reservations(node, pod_cpus))
+    pods = [Pod(f"{uid}/{SHOWN}", uid, namespace, uid) for uid, namespace in node.namespaces.items()]
+    state = NodeState.of(rules, pods, (), reservation_cpus=_reservations(node, pod_cpus))
     if node.memory:
         state = replace(
             state, providers=tuple(_with_memory(provider, node.memory) for provider in state.providers)

@@ -66,6 +66,7 @@ def verdict_counts(node: SchedulableNode) -> tuple[object, ...]:
     """Return the counts on which a verdict depends: free CPUs, cores, devices and tenants by NUMA node.
 
     Cores that are not wholly free, but of which only reserved CPUs are missing, are counted separately too.
+    Owned CPUs are counted if a rule limits them.
     """
     free, machine, reserved = node.free.bits, node.rules.machine, node.reserved.bits
     cores: dict[int | None, tuple[int, int, int, int]] = {}
@@ -88,7 +89,20 @@ def verdict_counts(node: SchedulableNode) -> tuple[object, ...]:
         node.memory,
         node.by_koordlet,
         tuple(sorted(tenants.items())),
+        _owned_counts(node),
     )
+
+
+def _owned_counts(node: SchedulableNode) -> tuple[object, ...]:
+    """Return how many CPUs are owned, on the node and in each namespace, if a rule limits them."""
+    rules = node.rules.admission
+    if rules.node_limit is None and rules.namespace_limit is None:
+        return ()
+    owned: dict[str, CpuSet] = {}
+    for uid, cpus in node.shown.items():
+        namespace = node.namespaces.get(uid, "")
+        owned[namespace] = owned.get(namespace, CpuSet()) | cpus
+    return len(CpuSet.union_of(owned.values())), *sorted((name, len(cpus)) for name, cpus in owned.items())
 
 
 class UnknownNodeError(ValueError):
@@ -106,6 +120,7 @@ class SchedulableNode(Struct, frozen=True):
         devices: Devices by NUMA node.
         memory: Memory by NUMA node, if it is counted.
         shown: Uids of the pods that the object counts already, and the CPUs that it shows for them.
+        namespaces: The namespaces of these pods, by uid, if a rule of the node needs them.
         counts_named: Whether the object counts CPUs that the annotation of a pod names.
         fingerprint: Of all pods that the NodeResourceTopology counts; empty if it has none.
         has_amounts: Whether free CPUs follow from amounts of the NodeResourceTopology, which names no pods.
@@ -122,6 +137,7 @@ class SchedulableNode(Struct, frozen=True):
     free: CpuSet
     devices: DeviceCounts = field(default_factory=dict)
     shown: Mapping[str, CpuSet] = field(default_factory=dict)
+    namespaces: Mapping[str, str] = field(default_factory=dict)
     counts_named: bool = True
     memory: MemoryRows = ()
     fingerprint: str = ""
@@ -174,7 +190,7 @@ def join_facts(
     everything = rules.machine.online
     free = numa.free if numa else zones.free(everything) if zones else CpuSet()
     free = (free | agent.floor_cpus) & everything - agent.withheld
-    shown = numa.shown if numa and numa.shown is not None else zones.shown if zones else {}
+    shown, namespaces = _shown_pods(numa, zones)
     reserved = rules.reserved | agent.withheld & everything | _reserved_cpus(rules, numa, free)
     return SchedulableNode(
         name,
@@ -183,6 +199,7 @@ def join_facts(
         free - reserved,
         zones.devices if zones else {},
         shown,
+        namespaces,
         numa is not None or zones is None or not zones.rows,
         memory,
         zones.fingerprint if zones else "",
@@ -190,6 +207,15 @@ def join_facts(
         agent.knows_floor,
         zones is not None and zones.by_koordlet,
     )
+
+
+def _shown_pods(
+    numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None
+) -> tuple[Mapping[str, CpuSet], Mapping[str, str]]:
+    """Return the CPUs of the pods that the objects list, and their namespaces, by uid."""
+    if numa is not None and numa.shown is not None:
+        return numa.shown, numa.namespaces
+    return (zones.shown, zones.namespaces) if zones is not None else ({}, {})
 
 
 def _agent_policies(numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None) -> AgentPolicies:

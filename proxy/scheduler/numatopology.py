@@ -16,8 +16,11 @@ from msgspec import Struct, field
 from proxy.model.idset import CpuSet
 from proxy.model.quantity import parse_quantity
 from proxy.pools.go_json import Fields
+from proxy.pools.topology_keys import NAMESPACE_LIMIT
 from proxy.scheduler.agent_policies import read_annotation
-from proxy.scheduler.resource_topology import MOST_CPUS, CpuRows
+from proxy.scheduler.resource_topology import MOST_CPUS, CpuRows, namespaces_of
+
+POD_ALLOCATIONS = "podAllocations"
 
 
 class NumatopologyFacts(Struct, frozen=True):
@@ -30,6 +33,7 @@ class NumatopologyFacts(Struct, frozen=True):
         reserve: How many CPUs kubelet reserves; it chooses them itself.
         shown: CPUs of the pods that the object lists, by uid; None if it lists no pods at all.
         policies: The rules of the node that topoproxy's agent publishes, by name.
+        namespaces: The namespaces of the pods, by uid, if one of these rules needs them.
     """
 
     cpus: CpuRows
@@ -39,6 +43,7 @@ class NumatopologyFacts(Struct, frozen=True):
     reserve: int = 0
     shown: Mapping[str, CpuSet] | None = None
     policies: Mapping[str, str] = field(default_factory=dict)
+    namespaces: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_numatopology(raw: Mapping[str, Any]) -> NumatopologyFacts:
@@ -55,14 +60,16 @@ def read_numatopology(raw: Mapping[str, Any]) -> NumatopologyFacts:
     reserve = 0 if reserved is None else -(-parse_quantity(reserved, milli=True) // 1000)
     if reserve < 0:
         raise ValueError("resReserved.cpu is negative")
+    rules = read_annotation(Fields(raw.get("metadata"), "metadata").get("annotations"))
     return NumatopologyFacts(
         cpus,
         CpuSet.parse(cpu.text("allocatable")),
         policies.text("CPUManagerPolicy"),
         policies.text("TopologyManagerPolicy"),
         reserve,
-        _shown(spec) if spec.get("podAllocations") is not None else None,
-        read_annotation(Fields(raw.get("metadata"), "metadata").get("annotations")),
+        _shown(spec) if spec.get(POD_ALLOCATIONS) is not None else None,
+        rules,
+        namespaces_of(spec.objects(POD_ALLOCATIONS)) if NAMESPACE_LIMIT in rules else {},
     )
 
 
@@ -90,7 +97,7 @@ def _rows(text: bytes) -> CpuRows:
 
 def _shown(spec: Fields) -> dict[str, CpuSet]:
     shown: dict[str, CpuSet] = {}
-    for pod in spec.objects("podAllocations"):
+    for pod in spec.objects(POD_ALLOCATIONS):
         cpus = CpuSet()
         for container in pod.objects("containerAllocations"):
             text = Fields(container.get("allocations"), "allocations").text("cpu")

@@ -218,4 +218,5 @@ def _signature(spec: PodSpec) -> Hashable:
     )
     texts = {**spec.labels, **spec.annotations}
     wishes = tuple((key, texts[key]) for key in POD_KEYS if key in texts)
-    return containers, pod_requests, tuple(sorted(spec.requests.pod_level_limits.items())), spec.qos, wishes
+    limits = tuple(sorted(spec.requests.pod_level_limits.items()))
+    return spec.namespace, containers, pod_requests, limits, spec.qos, wishes

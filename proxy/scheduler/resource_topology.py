@@ -16,7 +16,7 @@ policy and scope, such as ``SingleNUMANodePodLevel``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -33,6 +33,7 @@ from proxy.pools.topology_keys import (
     FIGURES,
     MANAGER_POLICY,
     MEMORY_MANAGER,
+    NAMESPACE_LIMIT,
     STATIC_MEMORY,
     TOPOLOGY_POLICY,
     TOPOLOGY_SCOPE,
@@ -79,6 +80,7 @@ class ResourceTopologyFacts(Struct, frozen=True):
             policy is in effect, kubelet's options are ignored.
         rows: CPUs by Koordinator's annotation.
         shown: CPUs of the pods that Koordinator's annotation lists, by uid.
+        namespaces: The namespaces of these pods, by uid, if one of ``policies`` needs them.
         counts_memory: Whether memory is counted by NUMA node.
         policies: The rules of the node that topoproxy's agent publishes, by name.
         fingerprint: Of all pods that the object counts; empty if it has none.
@@ -96,6 +98,7 @@ class ResourceTopologyFacts(Struct, frozen=True):
     reserved: CpuSet = field(default_factory=CpuSet)
     rows: CpuRows = ()
     shown: Mapping[str, CpuSet] = field(default_factory=dict)
+    namespaces: Mapping[str, str] = field(default_factory=dict)
     counts_memory: bool = False
     policies: Mapping[str, str] = field(default_factory=dict)
     fingerprint: str = ""
@@ -166,7 +169,7 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
     manager = Fields.parse(str(annotations.get(MANAGER_POLICY) or "{}"))
     options = {} if CPU_MANAGER in attributes else manager.get("options")
     zones, costs = _zones(fields)
-    pod_cpus = _cpus_by_pod(annotations)
+    allocs = _pod_allocs(annotations)
     return ResourceTopologyFacts(
         zones,
         _distances(zones, costs),
@@ -176,12 +179,18 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
         {str(k): str(v) for k, v in options.items()} if isinstance(options, dict) else {},
         CpuSet.parse(manager.text("reservedCPUs")),
         _rows(annotations),
-        pod_cpus,
+        _cpus_by_pod(allocs),
+        namespaces_of(allocs) if NAMESPACE_LIMIT in attributes else {},
         _counts_memory(attributes, annotations),
         attributes,
         attributes.get(ATTRIBUTE, "") if attributes.get(ATTRIBUTE_METHOD, METHOD_ALL) == METHOD_ALL else "",
         CPU_TOPOLOGY in annotations and FIGURES not in annotations,
     )
+
+
+def namespaces_of(pods: Iterable[Fields]) -> dict[str, str]:
+    """Return the namespaces of pods, by uid."""
+    return {pod.text("uid"): pod.text("namespace") for pod in pods}
 
 
 def _counts_memory(attributes: Mapping[str, str], annotations: Mapping[str, Any]) -> bool:
@@ -262,12 +271,14 @@ def _rows(annotations: Mapping[str, Any]) -> CpuRows:
     return tuple(sorted(numbers))
 
 
-def _cpus_by_pod(annotations: Mapping[str, Any]) -> dict[str, CpuSet]:
+def _pod_allocs(annotations: Mapping[str, Any]) -> list[Fields]:
     text = annotations.get(POD_ALLOCS)
-    if not text:
-        return {}
+    return list(Fields({"allocs": load(str(text))}).objects("allocs")) if text else []
+
+
+def _cpus_by_pod(allocs: Iterable[Fields]) -> dict[str, CpuSet]:
     cpus_of: dict[str, CpuSet] = {}
-    for alloc in Fields({"allocs": load(str(text))}).objects("allocs"):
+    for alloc in allocs:
         uid = alloc.text("uid")
         cpus_of[uid] = cpus_of.get(uid, CpuSet()) | CpuSet.parse(alloc.text("cpuset"))
     return cpus_of

@@ -13,6 +13,7 @@ from proxy.agent import watcher as watcher_module
 from proxy.extender import lease as lease_module
 from proxy.extender import service as service_module
 from proxy.model.backoff import Backoff
+from proxy.pools.topology_keys import OWNER_NAMESPACES, POLICIES
 from proxy.scheduler.assumed_pods import GRACE_S
 from tests.extender.running_extender import (
     NODES,
@@ -22,7 +23,7 @@ from tests.extender.running_extender import (
     RunningExtender,
     scheduler_pod,
 )
-from tests.scheduler.objects import pod
+from tests.scheduler.objects import numatopology, pod
 from tests.testkit.waiting import until
 
 
@@ -53,6 +54,22 @@ def test_filter_and_prioritize_and_bind() -> None:
         answer = await extender.call("filter", Pod=scheduler_pod("b", 9), NodeNames=["n1", "n2"])
         assert answer["NodeNames"] == []
         assert answer["FailedNodes"] == {"n1": "InsufficientCPUs", "n2": "TopologyAffinityError"}
+
+    with_extender(test)
+
+
+def test_no_pod_is_ended_for_one_whose_namespace_may_own_no_cpus() -> None:
+    async def test(extender: RunningExtender) -> None:
+        policies = json.dumps({OWNER_NAMESPACES: '["team-*"]'})
+        spec = numatopology("ruled", free="1-15", pods={})["spec"]
+        extender.api.put(NODES, "ruled")
+        metadata = {"annotations": {POLICIES: policies}}
+        extender.api.put(NUMATOPOLOGIES, "ruled", metadata=metadata, spec=spec)
+        await until(lambda: extender.table.node("ruled") is not None)
+        strict = scheduler_pod("a", 2, labels={"koordinator.sh/qosClass": "LSR"})
+        answer = await extender.call("filter", Pod=strict, NodeNames=["n1", "ruled"])
+        assert answer["NodeNames"] == ["n1"]
+        assert answer["FailedAndUnresolvableNodes"] == {"ruled": "AdmissionNamespace"}
 
     with_extender(test)
 

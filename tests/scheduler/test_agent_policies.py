@@ -18,21 +18,24 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
 from proxy.engine.pod_dry_run import dry_run
 from proxy.engine.state import NodeState
-from proxy.model.admission import AdmissionRules, BeyondLimit
+from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
 from proxy.model.kubelet import CpuManager
+from proxy.model.label_selector import LabelSelector
 from proxy.model.mode import NodeMode
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.observe.node_description import describe_node
 from proxy.pools.topology_keys import FLOOR_CPUS, POD_LIMIT, POLICIES
 from proxy.scheduler.decision import evaluate, expected_node
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
+from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import read_numatopology
-from proxy.scheduler.pod_demand import PodDemand
+from proxy.scheduler.pod_demand import PodDemand, read_demand
 from proxy.scheduler.resource_topology import read_resource_topology
 from proxy.topology.regular_machine import regular_machine
 from tests.scheduler.objects import cpus, demand
+from tests.scheduler.objects import pod as pod_object
 
 MACHINE = regular_machine(2, 1, 4, 2)
 SINGLE = TopologyPolicy.SINGLE_NUMA_NODE
@@ -93,11 +96,6 @@ def test_strategy_and_options_are_read_back(form: str) -> None:
     rules = published(page_of(NodeState.empty(node), kubelet), form).rules
     assert (rules.strategy, rules.closest, rules.scope) == (NumaStrategy.LEAST_ALLOCATED, True, Scope.POD)
     assert (rules.static, rules.options, rules.bind) == (True, CpuOptions(), NodeBindPolicy.NONE)
-
-
-def test_a_limit_beyond_which_pods_share_refuses_none() -> None:
-    node = make(admission=AdmissionRules(pod_limit=4, beyond=BeyondLimit.SHARE))
-    assert evaluate(demand("much", 6), expected_node(published(page_of(NodeState.empty(node)), BOTH))).fits
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -192,6 +190,81 @@ def test_without_a_floor_the_extender_counts_every_owned_cpu(
         assert verdict.fits is (sum(first) + count <= most)
 
 
+def in_namespace(namespace: str, name: str, count: int, **more: Any) -> PodDemand:
+    raw = pod_object(name, count, **more)
+    raw["metadata"]["namespace"] = namespace
+    return read_demand(raw)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_owned_cpus_are_counted_by_namespace(form: str) -> None:
+    """Namespace a owns four CPUs of six, namespace b owns one, and c none."""
+    node = make(policy=TopologyPolicy.BEST_EFFORT, admission=AdmissionRules(namespace_limit=6))
+    first = in_namespace("a", "p1", 3), in_namespace("a", "p2", 1, labels=LSR), in_namespace("b", "p3", 1)
+    state = arrive(NodeState.empty(node), *first)
+    table = NodeTable()
+    table.put(published(page_of(state), form))
+    for namespace, most in (("a", 2), ("b", 5), ("c", 6)):
+        for count in (most, most + 1):
+            wanted = in_namespace(namespace, "wanted", count)
+            assert dry_run(state, wanted.arrival()).verdict.admitted is (count == most)
+            assert table.filter(wanted).fits == (["n1"] if count == most else [])
+            reason = "" if count == most else "AdmissionNamespaceLimit"
+            assert table.place("n1", wanted).reason == reason
+    table.assume("n1", in_namespace("c", "pending", 4), 0)
+    assert table.place("n1", in_namespace("c", "wanted", 3)).reason == "AdmissionNamespaceLimit"
+    assert table.place("n1", in_namespace("b", "wanted", 3)).fits
+
+
+def test_nodes_that_differ_in_the_owners_namespaces_are_not_alike() -> None:
+    node = make(policy=TopologyPolicy.BEST_EFFORT, admission=AdmissionRules(namespace_limit=6))
+    table = NodeTable()
+    for name, namespace in (("n1", "a"), ("n2", "b")):
+        page = page_of(arrive(NodeState.empty(node), in_namespace(namespace, "p", 4)))
+        table.put(replace(published(page, VOLCANO), name=name))
+    assert table.filter(in_namespace("a", "wanted", 4)).fits == ["n2"]
+    assert table.filter(in_namespace("b", "wanted", 4)).fits == ["n1"]
+
+
+def test_a_pod_that_the_object_shows_in_part_counts_once() -> None:
+    node = make(policy=TopologyPolicy.BEST_EFFORT, admission=AdmissionRules(namespace_limit=6))
+    page = page_of(arrive(NodeState.empty(node), in_namespace("a", "grows", 2)))
+    expected = expected_node(published(page, VOLCANO), [in_namespace("a", "grows", 3)])
+    assert not expected.rejected
+    assert evaluate(in_namespace("a", "wanted", 1), expected).fits
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("patterns", [("team-*", "search"), ("search",), (), ("*",)])
+def test_namespaces_whose_pods_may_not_own_cpus_are_refused(form: str, patterns: tuple[str, ...]) -> None:
+    state = NodeState.empty(make(admission=AdmissionRules(owners=Namespaces(patterns))))
+    expected = expected_node(published(page_of(state), form))
+    for namespace in ("team-a", "search", "other"):
+        for labels in (LSR, {}):
+            wanted = in_namespace(namespace, "wanted", 2, labels=labels)
+            outcome, verdict = dry_run(state, wanted.arrival()), evaluate(wanted, expected)
+            assert (verdict.fits, verdict.reason) == (outcome.verdict.admitted, outcome.verdict.reason)
+            assert verdict.fits is (not labels or Namespaces(patterns).admits(namespace))
+
+
+def test_labels_that_namespaces_must_have_are_not_known() -> None:
+    """Namespaces that their names exclude are refused all the same."""
+    owners = Namespaces(("team-*",), LabelSelector((("cpus", "own"),)))
+    found = published(page_of(NodeState.empty(make(admission=AdmissionRules(owners=owners)))), BOTH)
+    assert evaluate(in_namespace("team-a", "p", 2, labels=LSR), expected_node(found)).fits
+    verdict = evaluate(in_namespace("other", "p", 2, labels=LSR), expected_node(found))
+    assert verdict.reason == "AdmissionNamespace"
+
+
+@pytest.mark.parametrize(
+    "rules", [{"namespace_limit": 1}, {"owners": Namespaces(("other",))}, {"node_limit": 1}, {"pod_limit": 1}]
+)
+def test_rules_beyond_which_pods_share_refuse_none(rules: dict[str, Any]) -> None:
+    node = make(admission=AdmissionRules(**rules, beyond=BeyondLimit.SHARE))
+    found = published(page_of(NodeState.empty(node)), BOTH)
+    assert evaluate(demand("much", 6, labels=LSR), expected_node(found)).fits
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("floor", [0, 2])
 def test_owned_cpus_that_became_reserved_count_as_owned(form: str, floor: int) -> None:
@@ -213,6 +286,9 @@ def test_owned_cpus_that_became_reserved_count_as_owned(form: str, floor: int) -
         ('{"maxCPUsPerPod":"many"}', "maxCPUsPerPod is 'many', no number of CPUs"),
         ('{"cpuBindPolicy":"Other"}', "cpuBindPolicy: 'Other' is not a valid NodeBindPolicy"),
         ('{"floorCPUs":"7-1"}', "floorCPUs: .*7-1"),
+        ('{"ownerNamespaces":"team-a"}', "ownerNamespaces: not JSON"),
+        ('{"ownerNamespaces":"{}"}', "ownerNamespaces: '{}' is no list of namespaces"),
+        ('{"ownerNamespaces":"[1]"}', r"ownerNamespaces: '\[1\]' is no list of namespaces"),
     ],
 )
 def test_malformed_policies_make_a_node_unknown(text: str, message: str) -> None:

@@ -64,7 +64,9 @@ class Policies(Struct, frozen=True, rename="camel"):
     cpu_bind_policy: str = ""
     numa_allocate_strategy: str = ""
     pod_limit: str = field(default="", name="maxCPUsPerPod")
+    namespace_limit: str = field(default="", name="maxCPUsPerNamespace")
     node_limit: str = field(default="", name="maxCPUsPerNode")
+    owner_namespaces: str = ""
     floor: str = field(default="", name="sharedFloor")
     numa_floor: str = field(default="", name="sharedFloorPerNUMANode")
 
