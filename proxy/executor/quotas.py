@@ -7,10 +7,13 @@ out:
 * Pods. No field of the CRI carries a pod's quota, so the kernel's file is written: before the first owner
   starts, and checked at reconciles. A quota that another program writes there while it should be off (kubelet
   at a resize, systemd at a daemon-reload) is the one that will be restored, and is removed again. If that
-  continues, it is removed ever more rarely.
+  continues, it is removed ever more rarely. The daemon records a pod's quota before it writes the file, so
+  every other value there is drift, also at a start.
 * Containers. The request that creates or updates a container carries -1. If a container runs with a quota,
   its file is written, and the quota is sent to the runtime (``runtime_sync``): otherwise the runtime's saved
-  state undoes the write.
+  state undoes the write. An update is forwarded before its quota is in the ledger. So a value that differs
+  from the record is no drift at a start, when the last daemon may have been killed in between, nor while a
+  call for the container is in flight.
 
 When an update of a client or a hook is sent, it changes the quota that will be restored; a refused update
 must leave that quota as it was. Several updates may be in flight for one container. Each knows the record
@@ -135,6 +138,8 @@ class OwnerQuotas(Observer):
         self._removing, self._restoring = PassRetries(), PassRetries()
         self._not_removed: set[str] = set()
         """Records whose quota may still be in the kernel: if the recorded value is there, it is no drift."""
+        self._not_compared: set[str] = set()
+        """Records of containers that the last daemon made and that were not compared with the kernel yet."""
         self._is_due = False
         self._updates: defaultdict[str, list[QuotaUpdate]] = defaultdict(list)
         context.store.handle(engine.CpuControllerChecked(groups is not None))
@@ -154,6 +159,7 @@ class OwnerQuotas(Observer):
         records, invalid = RemovedQuotas.load(entries)
         self._context.store.handle(engine.QuotasRead(records))
         self._not_removed.update(records)  # the last daemon may have ended before it removed them
+        self._not_compared.update(key for key in records if key.startswith(CONTAINER_QUOTA))
         for key in invalid:
             self._context.telemetry.problem(
                 "cannot use a record of the ledger", record=key, err="it is not a CFS quota"
@@ -302,16 +308,20 @@ class OwnerQuotas(Observer):
         for key in found.keys() - limited.keys():
             self._removing.succeeded(key)
         self._not_removed &= limited.keys() | (self.known.records.keys() - found.keys())
+        compared_first = self._not_compared & found.keys()
+        self._not_compared -= compared_first
         if not limited:
             return
         for key in limited.keys() & self.known.records.keys():
             if key in self._not_removed and limited[key].quota == self.known.records[key].quota:
                 continue
+            path = f"/{limited[key].group}"
+            if key in compared_first or context.state.inflight.is_busy(key.removeprefix(CONTAINER_QUOTA)):
+                context.telemetry.event("the CFS quota of a container is not the recorded one", path=path)
+                continue
             self._removing.failed(key)
             context.telemetry.count(metrics.CFS_QUOTA_DRIFT)
-            context.telemetry.warning(
-                "drift: another program wrote a CFS quota", path=f"/{limited[key].group}"
-            )
+            context.telemetry.warning("drift: another program wrote a CFS quota", path=path)
         records = {k: at if k.startswith(POD_QUOTA) else QuotaRecord(at.quota) for k, at in limited.items()}
         self._not_removed |= limited.keys()  # the wait may end before they are written
         context.store.handle(engine.QuotasToRemove(records))
@@ -337,6 +347,7 @@ class OwnerQuotas(Observer):
         ordered = sorted(write.items(), reverse=True)
         done, written, errors = await context.kernel.run(restore_quotas, groups, ordered)
         self._report(errors, self._restoring)
+        self._not_compared -= done.keys()
         over = tuple(
             key for key, now in done.items() if key.startswith(POD_QUOTA) or now != write[key][0].quota
         )

@@ -292,6 +292,48 @@ def test_a_quota_that_was_recorded_and_not_removed_is_not_another_programs(
     run_scenario(scenario, call_timeout=0.2)  # the call that a killed daemon may have sent never ends
 
 
+def test_a_quota_that_a_killed_daemon_forwarded_and_did_not_record_is_not_another_programs(
+    run_scenario: Callable[..., None],
+) -> None:
+    async def scenario(world: Any) -> None:
+        def drift() -> object:
+            return world.executor.telemetry.value(metrics.CFS_QUOTA_DRIFT)
+
+        owner = await world.run(await lsr(world), **TWO)
+        never = world.rules
+        await world.executor.close()
+        world.rules = {**never, "keep_quota": KeepQuota.ALWAYS}
+        world.boot()
+        world.runtime.update_error = RuntimeCallError("cannot update: no", 2)  # so the record remains
+        await world.sync.once()
+        await settled(world)
+        recorded = dict(world.ledger.entries)
+        assert recorded[f"qc/{owner}"]["quota"] == 200_000
+        assert (await world.update(owner, cpu_quota=170_000)).cpu_quota == 170_000
+        await world.executor.close()
+        world.ledger.entries = recorded  # the daemon was killed before it wrote the ledger
+        world.rules, world.runtime.update_error = never, None
+        world.boot()
+        await world.sync.once()
+        path = f"{world.parents['s-db']}/{owner}"
+        assert (world.cpu.quotas[path], drift()) == (-1, 0)
+        assert f"the CFS quota of a container is not the recorded one path=/{path}" in str(world.logged)
+        await world.executor.ledger_writer.flush()
+        assert world.ledger.entries[f"qc/{owner}"]["quota"] == 170_000, "it is the one to restore"
+        assert world.executor.state.inflight.is_busy(owner), "the killed daemon may have sent an update"
+        world.cpu.write(path, 160_000)
+        await world.sync.once()
+        assert (world.cpu.quotas[path], drift()) == (-1, 0), "that update may have written it"
+        while world.executor.state.inflight.is_busy(owner):
+            world.now += 60
+            await world.sync.once()
+        world.cpu.write(path, 150_000)
+        await world.sync.once()
+        assert (world.cpu.quotas[path], drift()) == (-1, 1)
+
+    run_scenario(scenario)
+
+
 def test_a_restart_with_another_setting_restores_all_quotas(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         pod = await lsr(world)
