@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from proxy.cli.admin_query import STATUS_HINT, config_for, query_daemon
-from proxy.cli.settings import FiniteRange, read_config, setting_options
+from proxy.cli.settings import FiniteRange, read_config, refuse_settings, setting_options
 from proxy.model import schema_ids
 from proxy.model.errors import TopoproxyError
 
@@ -46,15 +46,20 @@ def release(
     until topoproxy release --undo. The setting releaseAtStop does the same at each stop, and the next start
     places containers again. docs/release.md says more.
 
+    Options that replace settings, other than --admin, are only for --offline.
+
     Ends with 0 on success, even if there is nothing to release; 1 when --timeout passes first (the
     daemon continues), 65 when there is nothing to undo, 69 when the daemon does not answer, 75 when --offline
     meets a daemon, 77 without permission.
     """
-    named = options.get("admin") if not offline else None
-    config = config_for(file, named) if named else read_config(file, options, trusted=offline)
+    admin = options.pop("admin")
     if offline:
+        refuse_settings({"admin": admin}, "release", "with --offline: no daemon is queried")
+        config = read_config(file, options, trusted=True)
         answer = _undo_offline(config) if undo else _offline(config, timeout)
     else:
+        refuse_settings(options, "release", "without --offline: the running daemon has settings of its own")
+        config = config_for(file, admin)
         answer = _act(config, "undo", timeout) if undo else _online(config, timeout)
     if as_json:
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -101,6 +101,23 @@ def setting_options(command: F) -> F:
             command
         )
     return config_option(command)
+
+
+def refuse_settings(options: Mapping[str, str | None], action: str, reason: str) -> None:
+    """Refuse options that would be ignored.
+
+    Args:
+        options: Options of ``setting_options``, by parameter name; None for those that were not given.
+        action: What cannot be done, such as ``release``.
+        reason: Why they have no effect, such as ``without --offline``.
+
+    Raises:
+        UsageError: One of them was given.
+    """
+    given = [_BY_PARAMETER[parameter][0] for parameter, text in options.items() if text is not None]
+    if given:
+        have = "has" if len(given) == 1 else "have"
+        raise UsageError(f"cannot {action}: {' and '.join(given)} {have} no effect {reason}")
 
 
 def missing_library_error(program: str, error: ImportError) -> TopoproxyError:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from proxy.cli.admin_query import config_for, config_or_defaults, query_options
-from proxy.cli.settings import PATH, read_config
+from proxy.cli.settings import PATH, read_config, refuse_settings
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, PermissionDeniedError, UsageError
 
@@ -68,8 +68,13 @@ def upgrade(
         which = "only one of " if compare + describe + now else ""
         raise UsageError(f"cannot upgrade: specify {which}--check, --now or --describe")
     if describe:
+        refuse_settings({"admin": admin}, "describe this version", "with --describe: no daemon is queried")
+        if described is not None:
+            raise UsageError("cannot describe this version: --from has no effect with --describe")
         click.echo(json.dumps(interface(read_config(file, {})), indent=1, ensure_ascii=False))
         return
+    if described is not None and not now:
+        refuse_settings({"admin": admin}, "compare", "with --from: the daemon is not queried")
     config, refused = config_or_defaults(file, None)
     socket = config.admin_path if admin is None else config_for(file, admin).admin_path
     findings = examine(

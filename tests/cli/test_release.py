@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli.main import cli
+from proxy.cli.main import cli, run_command_line
 from proxy.cli.release import result_text
 from proxy.model.errors import TopoproxyError, UnavailableError
 
@@ -43,3 +43,30 @@ def test_a_daemon_that_hangs_is_queried_no_longer_than_the_time_limit(
     for seconds in ("2", "300"):
         CliRunner().invoke(cli, ["release", *undo, "--timeout", seconds, "--admin", "unix:///run/x.sock"])
     assert limits == [2, 30]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--admin", "unix:///run/x.sock", "--state-dir", "/s", "--mode", "observe"],
+            "cannot release: --state-dir and --mode have no effect without --offline: "
+            "the running daemon has settings of its own",
+        ),
+        (
+            ["--undo", "--log-level", "debug"],
+            "cannot release: --log-level has no effect without --offline: "
+            "the running daemon has settings of its own",
+        ),
+        (
+            ["--offline", "--admin", "unix:///run/x.sock"],
+            "cannot release: --admin has no effect with --offline: no daemon is queried",
+        ),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.cli.release.query_daemon", lambda *_, **__: pytest.fail("it was released"))
+    assert run_command_line(["release", *words]) == 2
+    assert capsys.readouterr().err == f"topoproxy: {message}\n"

@@ -211,6 +211,21 @@ def test_the_configuration_is_compared_also_with_another_socket(config: Path, tm
     assert checks["configuration-values"] == ("ok", "every setting keeps its value")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--check", "--from", "x", "--admin", "unix:///a"], "compare: --admin has no effect with --from"),
+        (["--describe", "--admin", "unix:///a"], "describe this version: --admin has no effect"),
+        (["--describe", "--from", "x"], "describe this version: --from has no effect with --describe"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command_line(["upgrade", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"topoproxy: cannot {message}")
+
+
 def test_a_refused_configuration_a_bad_hook_and_a_strange_ledger_hinder(config: Path, tmp_path: Path) -> None:
     saved = tmp_path / "before.json"
     saved.write_text(upgrade("--describe", "--config", config).stdout)
