@@ -20,7 +20,9 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.options import TopologyPolicy
 from proxy.telemetry import metrics
+from proxy.wire.protobuf import FIELDS_LIMIT, encode_field
 from tests.executor.played_hooks import hooks
+from tests.executor.test_undecodable import Raw
 from tests.testkit.cri import TWO_CPUS
 
 
@@ -633,6 +635,79 @@ def test_a_sandbox_and_a_start_may_be_refused(run_scenario) -> None:
             assert call.refused == (9, call.refused[1])
             assert "wait" in call.refused[1]
             assert world.executor.state.containers[one].phase.value == "created"
+
+    run_scenario(scenario)
+
+
+ODD_ENTRY = encode_field(1, b"k") + encode_field(2, b"\xff")
+"""An entry of a map whose value is not UTF-8."""
+MANY = {str(number): "" for number in range(FIELDS_LIMIT)}
+
+
+@pytest.mark.parametrize(
+    ("policy", "read", "message"),
+    [
+        (HookFailurePolicy.IGNORE, lambda e: e.pod.labels["x"], ""),
+        (HookFailurePolicy.IGNORE, lambda e: e.resources.cpu_shares, ""),
+        (HookFailurePolicy.IGNORE, lambda e: (e.pod.ref, e.pod.runtime_handler), "labelled"),
+        (HookFailurePolicy.FAIL, lambda e: e.pod.annotations["k"], "cannot read a RunPodSandbox request"),
+        (HookFailurePolicy.FAIL, lambda e: e.resources, "labelled"),
+    ],
+)
+def test_of_a_sandbox_that_cannot_be_read_the_policy_of_a_hook_that_reads_it_decides(
+    run_scenario, policy, read, message
+) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            seen: list[Any] = []
+
+            def hook(event: Any) -> Adjustment:
+                seen.append(read(event))
+                return Adjustment(labels={"koordinator.sh/qosClass": "LS"})
+
+            h.add(pre_run_pod_sandbox=hook, policy=policy)
+            h.listen("post_run_pod_sandbox")
+            request = pb.RunPodSandboxRequest(runtime_handler="kata")
+            request.config.metadata.MergeFrom(pb.PodSandboxMetadata(name="p", uid="u", namespace="ns"))
+            request.config.labels.update(MANY)
+            odd = request.SerializeToString() + encode_field(1, encode_field(7, ODD_ENTRY))
+            call = await world.call("RunPodSandbox", Raw(odd))
+            if message not in ("", "labelled"):
+                assert call.refused[0] == 9
+                assert message in call.refused[1]
+                return
+            assert call.sent.startswith(odd)
+            assert (len(call.sent) > len(odd)) is (message == "labelled")
+            world.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s-p").SerializeToString())
+            world.wire.finished(call, 0)
+            await h.expect("post_run_pod_sandbox s-p")
+            assert (len(seen) == 1) is (message == "labelled")
+            assert "internal error" not in str(world.executor.telemetry.problems())
+            assert ("hook=10-x" in str(world.executor.telemetry.problems())) is (message == "")
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("policy", HookFailurePolicy)
+def test_of_an_update_that_cannot_be_read_the_policy_of_a_hook_that_reads_it_decides(
+    run_scenario, policy
+) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            h.add(pre_update_container_resources=lambda e: e.asked.cpu_shares and None, policy=policy)
+            h.listen("post_update_container_resources")
+            one = await world.run(await world.pod("ls", "LS"))
+            request = pb.UpdateContainerResourcesRequest(container_id=one, annotations=MANY)
+            odd = request.SerializeToString() + encode_field(4, ODD_ENTRY)
+            call = await world.call("UpdateContainerResources", Raw(odd))
+            if policy is HookFailurePolicy.FAIL:
+                assert "cannot read an UpdateContainerResources request" in call.refused[1]
+                return
+            assert call.sent.startswith(odd)
+            assert call.sent != odd, "the plan's cpuset is written into it"
+            world.wire.finished(call, 0)
+            await h.expect(f"post_update_container_resources {one}")
+            assert world.executor.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 0
 
     run_scenario(scenario)
 

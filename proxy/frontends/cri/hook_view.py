@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from google.protobuf.message import DecodeError
 from msgspec import Struct
@@ -27,9 +27,10 @@ from proxy.hooks.answers import Adjustment
 from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
 from proxy.model.errors import HookError
 from proxy.model.workload import Pod
-from proxy.wire.protobuf import TooManyFieldsError, decode_message
+from proxy.wire.protobuf import TooManyFieldsError, decode_message, decode_text
 
 _FIELDS: Final = tuple(each.name for each in fields(ContainerFacts))
+_RESOURCES: Final = tuple(each.name for each in fields(Resources))
 _ADJUST: Final[Mapping[str, Callable[[bytes, Adjustment], bytes]]] = {
     "RunPodSandbox": adjusted_run_pod,
     "CreateContainer": adjusted_create,
@@ -44,17 +45,26 @@ class CriHookView(Struct, frozen=True):
     _body: bytes
 
     def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
-        """Read a RunPodSandbox: the pod, and the sum of its containers' requests.
-
-        Raises:
-            TooManyFieldsError: The message has too many fields to read.
-        """
-        request = decode_message(pb.RunPodSandboxRequest, self._body)
+        """Read a RunPodSandbox: the pod, and the sum of its containers' requests."""
+        try:
+            request = decode_message(pb.RunPodSandboxRequest, self._body)
+        except DecodeError as error:
+            return self._unreadable_sandbox(pod, error)
         config = request.config
         facts = unread_pod_facts(
             pod, PackedMessage(pb.PodSandboxConfig, b"", config), request.runtime_handler
         )
         return facts, resources_of(config.linux.resources)
+
+    def _unreadable_sandbox(self, pod: Pod, error: DecodeError) -> tuple[PodFacts, Resources]:
+        """Return the facts of a RunPodSandbox that the engine can read, and not all of it.
+
+        A hook that reads the rest fails, and its policy decides: the runtime may accept the request.
+        """
+        message = f"cannot read a RunPodSandbox request: {error}"
+        handler = decode_text(pb.Entry.FromString(self._body).value)  # both have bytes in the fields 1 and 2
+        unread = PackedMessage(pb.PodSandboxConfig, partial(_fail, message))
+        return unread_pod_facts(pod, unread, handler), UnreadableResources.of(message)
 
     def pod(self, pod: Pod) -> PodFacts:
         """Read the pod of a CreateContainer."""
@@ -66,7 +76,11 @@ class CriHookView(Struct, frozen=True):
 
     def update(self) -> tuple[Resources, Mapping[str, str]]:
         """Read an UpdateContainerResources: the requested resources, and the annotations."""
-        request = decode_message(pb.UpdateContainerResourcesRequest, self._body)
+        try:
+            request = decode_message(pb.UpdateContainerResourcesRequest, self._body)
+        except DecodeError as error:  # as in ``_unreadable_sandbox``
+            message = f"cannot read an UpdateContainerResources request: {error}"
+            return UnreadableResources.of(message), LazyMap(_fail, message)
         return resources_of(request.linux), LazyMap(_annotations, request)
 
     def grace(self) -> int:
@@ -124,6 +138,32 @@ class NewContainer(ContainerFacts):
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return ContainerFacts, tuple(getattr(self, each) for each in _FIELDS)
+
+
+class UnreadableResources(Resources):
+    """Resources of a request that cannot be read: a hook that reads one of them fails."""
+
+    __slots__ = ("_message",)
+
+    @classmethod
+    def of(cls, message: str) -> UnreadableResources:
+        """Create it with the message of the error."""
+        new = object.__new__(cls)
+        object.__setattr__(new, "_message", message)
+        return new
+
+    def __getattr__(self, name: str) -> Any:
+        """Python calls this for a field, because none has a value."""
+        if name not in _RESOURCES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise HookError(self._message)
+
+    def __reduce__(self) -> tuple[Callable[[str], UnreadableResources], tuple[str]]:
+        return UnreadableResources.of, (self._message,)
+
+
+def _fail(message: str) -> NoReturn:
+    raise HookError(message)
 
 
 class KeptConfig(Struct, frozen=True):

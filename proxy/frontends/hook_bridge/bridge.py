@@ -43,7 +43,6 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Verdict
 from proxy.wire.container_path import container_path
-from proxy.wire.protobuf import TooManyFieldsError
 
 if TYPE_CHECKING:
     from proxy.engine.state import NodeState
@@ -79,12 +78,7 @@ class HookBridge:
         """See ``HookGateway``."""
         bounds = self._executor.state.node.machine.bounds
         pod = call.sandbox(bounds)
-        try:
-            event = PreRunPodSandbox(*call.hook_view().sandbox(pod))
-        except TooManyFieldsError as error:
-            self._executor.telemetry.problem("cannot show a RunPodSandbox request to hooks", err=error)
-            call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot call hooks for the sandbox: {error}")
-            return
+        event = PreRunPodSandbox(*call.hook_view().sandbox(pod))
 
         def decided(outcome: Outcome) -> None:
             before = call.body

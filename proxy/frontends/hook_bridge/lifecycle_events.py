@@ -43,6 +43,7 @@ from proxy.hooks.events import (
     Synchronize,
 )
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
+from proxy.model.errors import HookError
 from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.pools.facts import pod_facts
 from proxy.wire.protobuf import decode_message
@@ -184,12 +185,14 @@ class LifecycleEvents(Observer):
 
     def pod_created(self, pod: Pod, view: HookView) -> None:
         """A sandbox has been created by a RunPodSandbox."""
-        self.object_cache.add_pod(pod.sandbox_id, view.sandbox(pod)[0])
+        with contextlib.suppress(HookError):  # its labels cannot be read: the runtime's list may have them
+            self.object_cache.add_pod(pod.sandbox_id, view.sandbox(pod)[0])
         self.notify(PostRunPodSandbox, lambda: PostRunPodSandbox(self.pod(pod)))
 
     def updated(self, container_id: str, view: HookView) -> None:
         """A container's resources have been changed by an UpdateContainerResources."""
-        self.object_cache.update_container(container_id, view.update()[0])
+        with contextlib.suppress(HookError):  # it cannot be read: the former resources stay
+            self.object_cache.update_container(container_id, view.update()[0])
         container = self._executor.state.containers.get(container_id)
         if container is not None:
             self._notify(PostUpdateContainerResources, container)

@@ -20,8 +20,8 @@ class HookView(Protocol):
         Args:
             pod: The pod as the engine knows it.
 
-        Raises:
-            TooManyFieldsError: It cannot be read.
+        Returns:
+            The facts. If the message cannot be read, reading a missing fact raises ``HookError``.
         """
 
     def pod(self, pod: Pod) -> PodFacts:
@@ -31,7 +31,7 @@ class HookView(Protocol):
         """Read the container of a CreateContainer."""
 
     def update(self) -> tuple[Resources, Mapping[str, str]]:
-        """Read an UpdateContainerResources: the requested resources, and the annotations."""
+        """Read an UpdateContainerResources: the requested resources, and the annotations; as ``sandbox``."""
 
     def grace(self) -> int:
         """Read the grace period of a StopContainer, in seconds."""
