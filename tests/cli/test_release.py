@@ -9,6 +9,8 @@ from proxy.cli.main import cli, run_command_line
 from proxy.cli.release import result_text
 from proxy.model.errors import TopoproxyError, UnavailableError
 
+OWN_SETTINGS = "the running daemon has settings of its own"
+
 
 def test_one_container_is_counted_in_the_singular() -> None:
     first, _ = result_text({"containers": 1, "updated": 0}).splitlines()
@@ -50,17 +52,15 @@ def test_a_daemon_that_hangs_is_queried_no_longer_than_the_time_limit(
     [
         (
             ["--admin", "unix:///run/x.sock", "--state-dir", "/s", "--mode", "observe"],
-            "cannot release: --state-dir and --mode have no effect without --offline: "
-            "the running daemon has settings of its own",
+            f"--state-dir and --mode have no effect without --offline: {OWN_SETTINGS}",
         ),
         (
             ["--undo", "--log-level", "debug"],
-            "cannot release: --log-level has no effect without --offline: "
-            "the running daemon has settings of its own",
+            f"--log-level has no effect without --offline: {OWN_SETTINGS}",
         ),
         (
             ["--offline", "--admin", "unix:///run/x.sock"],
-            "cannot release: --admin has no effect with --offline: no daemon is queried",
+            "--admin has no effect with --offline: no daemon is queried",
         ),
     ],
 )
@@ -69,4 +69,4 @@ def test_an_option_without_effect_is_refused(
 ) -> None:
     monkeypatch.setattr("proxy.cli.release.query_daemon", lambda *_, **__: pytest.fail("it was released"))
     assert run_command_line(["release", *words]) == 2
-    assert capsys.readouterr().err == f"topoproxy: {message}\n"
+    assert capsys.readouterr().err == f"topoproxy: cannot release: {message}\n"
