@@ -1,4 +1,8 @@
-"""The pages of the admin socket that need the daemon's parts, such as status, explain and metrics."""
+"""The pages of the admin socket that need the daemon's parts, such as status, explain and metrics.
+
+What only some pages need is imported with the first request; a page that must be answered after a package has
+replaced the files of the daemon imports it at the start (``proxy.replaced_files``).
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,14 @@ from proxy import __version__
 from proxy.admin.server import Reply
 from proxy.config.schema import Config
 from proxy.engine.enforcement import applies_to
+from proxy.engine.suppression import suppression_note
+from proxy.executor.readiness import required_checks
+from proxy.executor.status_data import node_page, suppression_page
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.mode import NodeMode
+from proxy.observe.metrics import metrics
+from proxy.public_interfaces import interface
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,8 +131,6 @@ class Pages:
             ) or not self._config.runtime.is_socket()
             reason = f"cannot connect to the runtime at {self._config.runtime}" if down else ""
             return [{"name": "runtime", "ok": not down, "reason": reason, "required": True}]
-        from proxy.executor.readiness import required_checks
-
         return [check.page() for check in required_checks(parts.executor, parts.reconciler)]
 
     def status(self) -> dict[str, object]:
@@ -149,8 +156,6 @@ class Pages:
             page["checks"] = checks = self._checks()
             page["ready"] = all(check["ok"] for check in checks)
         if parts.executor is not None and parts.reconciler is not None:
-            from proxy.executor.status_data import node_page
-
             page.update(node_page(parts.executor))
             page["runtime"] = {
                 "endpoint": str(config.runtime),
@@ -165,8 +170,6 @@ class Pages:
                 parts.executor.state.mode is NodeMode.OBSERVE,
             )
             if suppression is not None and not observed:
-                from proxy.executor.status_data import suppression_page
-
                 page["beSuppress"] = suppression_page(
                     suppression.known, suppression.settings, parts.executor.state
                 )
@@ -184,8 +187,6 @@ class Pages:
 
     def interface(self) -> dict[str, object]:
         """Return the facts that ``topoproxy upgrade --check`` of another version compares."""
-        from proxy.public_interfaces import interface
-
         return interface(self._config if self._parts.reload is None else self._parts.reload.config)
 
     def hooks(self) -> dict[str, object]:
@@ -226,8 +227,6 @@ class Pages:
         container = state.containers.get(container_id)
         if suppression is None or container is None:
             return ""
-        from proxy.engine.suppression import suppression_note
-
         return suppression_note(suppression.known, suppression.settings, state, container)
 
     def report(self, params: Mapping[str, str]) -> dict[str, object]:
@@ -340,8 +339,6 @@ class Pages:
 
     def metrics(self) -> str:
         """Return the output of ``topoproxy status --metrics``: Prometheus' text format."""
-        from proxy.observe.metrics import metrics
-
         registry = None if self._parts.executor is None else self._parts.executor.telemetry.registry
         return metrics(self.status(), registry)
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from proxy.calls.call_flow import CallFlow
 from proxy.config.hooks import HooksConfig
 from proxy.executor.node_executor import NodeExecutor
+from proxy.frontends.cri import hook_view  # noqa: F401  no call must import it (``proxy.replaced_files``)
 from proxy.frontends.hook_bridge.backfill import Backfill
 from proxy.frontends.hook_bridge.bridge import HookBridge
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
 from proxy.frontends.hook_bridge.updates import HookUpdates
+from proxy.hooks import status_data  # noqa: F401  no page must import it
 from proxy.hooks.engine.engine import HookEngine
 from proxy.hooks.registry import HookRegistry
 

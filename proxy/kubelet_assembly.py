@@ -82,6 +82,7 @@ def device_plugin_registry_of(config: Config, context: NodeContext) -> DevicePlu
 
 def device_plugins_of(config: Config, executor: NodeExecutor) -> DevicePluginService:
     """Make the server for registrations of device plugins."""
+    import proxy.frontends.cri.device_suffix  # noqa: F401  no call must import it
     from proxy.backends.device_plugins.registry import DevicePluginRegistry
     from proxy.frontends.device_registration.service import DevicePluginService
 

@@ -18,6 +18,7 @@ from proxy.early_socket import EarlySocket, deliver_signals
 from proxy.executor.background import JOBS
 from proxy.frontends.cri.relay_loop import RelayLoop
 from proxy.model.errors import TopoproxyError
+from proxy.replaced_files import guard_imports
 from proxy.standard_streams import report
 
 FORCED_EXIT_S, LAST_LOG_S = 4.6, 0.3
@@ -122,6 +123,7 @@ def run(config: Config, early: EarlySocket | None = None) -> int:
     Raises:
         TopoproxyError: The daemon cannot start.
     """
+    guard_imports()
     logs.setup(config.log.level, config.log.format, logs.with_own_descriptor(sys.stderr))
     if early is not None and early.predecessor is not None:
         import proxy.assembly  # noqa: F401  import it now, while calls are still answered

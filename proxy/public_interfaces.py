@@ -9,8 +9,8 @@ from typing import Any
 from proxy import __version__
 from proxy.backends.ledger.format import FORMAT
 from proxy.config.schema import API_VERSION, Config, keys
-from proxy.hooks.api import SUPPORTED
 from proxy.model import schema_ids
+from proxy.model.hook_api_versions import SUPPORTED
 from proxy.telemetry import metrics
 from proxy.telemetry.registry import Metric
 

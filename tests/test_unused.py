@@ -29,8 +29,11 @@ ENTRIES = (
     "proxy.telemetry.reference",
 )
 """What pyproject.toml, the command line, a reload and ``make`` name, and what authors import."""
-CALLED_BY_NAME = ("proxy.demo.runtime_service.StandInService._",)
-"""What is called by a computed name: the method of an RPC."""
+CALLED_BY_NAME = (
+    "proxy.demo.runtime_service.StandInService._",
+    "proxy.replaced_files.ReplacedFilesGuard.find_spec",
+)
+"""What is called by a computed name, the method of an RPC, or by the interpreter."""
 UNDER_WAY: tuple[str, ...] = ()
 """Modules that are being brought into use; each leaves this list with its first caller."""
 PLAIN_BASES = ("Protocol", "Generic", "Enum", "IntEnum", "StrEnum", "NamedTuple", "TypedDict", "Exception")

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 
 from proxy.admin import QUERY_LIMIT
 from proxy.logs import log
-from proxy.model.errors import InputError
+from proxy.model.errors import InputError, ReplacedFilesError
 from proxy.model.quoting import message
 from proxy.sockets.unix_socket import bind_at
 
@@ -205,6 +205,8 @@ class AdminServer:
             return _response(200, answer)
         except InputError as error:
             return _response(400, f"{error}\n")
+        except ReplacedFilesError as error:
+            return _response(503, f"{error}\n")
         except Exception as error:  # noqa: BLE001 - a fault in a page must not reach the relay's loop
             cause = message(f"{type(error).__name__}: {error}")  # not the repr: it may hold the whole page
             log.say_once(("admin", path), "error", "cannot answer on the admin socket", path=path, err=cause)

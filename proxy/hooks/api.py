@@ -22,6 +22,7 @@ from proxy.hooks import events
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Answer, Update, Veto
 from proxy.hooks.events import *  # noqa: F403 - the list of events exists once, as ``events.__all__``
 from proxy.hooks.facts import ContainerFacts, Decision, Device, Mount, PodFacts, Pools, Resources, Running
+from proxy.model.hook_api_versions import SUPPORTED
 from proxy.model.idset import CpuSet, Mask
 
 __all__ = [
@@ -44,6 +45,3 @@ __all__ = [
     "Veto",
 ]
 __all__ += events.__all__
-
-SUPPORTED = (1,)
-"""Versions of this API that a hook file may set as ``API_VERSION``."""

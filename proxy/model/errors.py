@@ -40,6 +40,10 @@ class UnavailableError(TopoproxyError):
     exit_code = 69
 
 
+class ReplacedFilesError(UnavailableError):
+    """A module cannot be imported: the files of topoproxy were replaced since the process has started."""
+
+
 class CannotCreateError(TopoproxyError):
     """A socket or state file cannot be made (sysexits EX_CANTCREAT)."""
 

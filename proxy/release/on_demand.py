@@ -1,9 +1,11 @@
-"""The release of a daemon. Its code is loaded on demand, if the ledger has a release, or at a stop."""
+"""The release of a daemon: made on demand, if the ledger has a release, or at a stop.
+
+Its code is imported at the start: at a stop the files may be those of another version
+(``proxy.replaced_files``).
+"""
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -51,6 +53,8 @@ class LazyRelease:
         self._executor = executor
         self._suppression = suppression
         self._made: Release | None = None
+        if executor is not None:
+            import proxy.release.service  # noqa: F401  it imports this module
 
     def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Continue the last daemon's release, whatever the mode; called before any container is moved."""
@@ -95,21 +99,14 @@ class LazyRelease:
 
     async def _start(self) -> dict[str, object]:
         if not self._idle_mode:
-            await self._load()
             await self.get().begin()
         return self.answer()
-
-    async def _load(self) -> None:
-        """Import the code of a release in a thread: kubelet's calls must not wait for the import."""
-        if self._made is None:
-            await asyncio.to_thread(importlib.import_module, "proxy.release.service")
 
     async def _undo(self) -> dict[str, object]:
         if self._executor is None:
             raise InputError(NO_LEDGER)
         if mode := self._idle_mode:
             raise InputError(f"cannot undo the release: the node is not released (mode {mode})")
-        await self._load()
         await self.get().undo()
         return self.answer()
 
@@ -123,7 +120,6 @@ class LazyRelease:
         """Release everything before the daemon ends, within this many seconds; the next takes over again."""
         if self._idle_mode or self._executor is None:
             return
-        await self._load()
         release = self.get()
         await release.begin(lasting=False)
         if not await release.finish(limit):

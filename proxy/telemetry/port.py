@@ -28,6 +28,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Unpack
 
+from proxy.model.errors import ReplacedFilesError
 from proxy.model.quoting import message as fit
 from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
@@ -353,7 +354,10 @@ class Telemetry:
             self._problems.remove_unless(is_current)
 
     def fault(self, error: BaseException) -> None:
-        """Count and report a fault of topoproxy itself."""
+        """Count and report a fault of topoproxy itself; a module that cannot be imported is none."""
+        if isinstance(error, ReplacedFilesError):
+            self._problem("cannot do this without a restart", {"err": error})
+            return
         self.count(metrics.INTERNAL_ERRORS)
         self._problem("internal error", {"fault": f"{type(error).__name__}: {error}"})
 
