@@ -3,7 +3,8 @@
 Three layers: the files of some Debian packages (C library, Python, busybox), topoproxy with the packages of
 the cluster agent, and the packages that the installer puts onto nodes. Every layer is a sorted archive with
 one time and one owner, so that the same inputs give the same digests. The Debian packages are those that apt
-offers when they are first downloaded; the bill of materials names them.
+offers when they are first downloaded; the bill of materials names them. Modules have their bytecode beside
+them if the image is built with the version of Python that it holds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from time import gmtime, strftime
 
 import payload
+from bytecode import bytecode
 from tree import Entry, Tree, gz, tar, with_directories
 from wheels import CACHE, ROOT
 
@@ -156,7 +158,11 @@ def build(out: Path, version: str, archs: Sequence[str], epoch: int, packages: S
         base += [deb.stem.replace("%3a", ":") for deb in debs]
         own = {f"packages/{path.name}": Entry(path.read_bytes()) for path in packages if _for(path, arch)}
         program = payload.program(arch, epoch, (PYTHON,), "requirements-cluster.lock")
-        layers = [tar(with_directories(tree), epoch) for tree in (base_files(debs), program, own) if tree]
+        layers = [
+            tar(with_directories(tree | bytecode(tree, PYTHON)), epoch)
+            for tree in (base_files(debs), program, own)
+            if tree
+        ]
         manifests.append(_manifest(blobs, layers, arch, version, epoch))
     index = _index(blobs, manifests, version)
     tree = {f"blobs/sha256/{digest}": Entry(data) for digest, data in blobs.items()}

@@ -8,13 +8,17 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 
 import image
 import payload
 import pytest
+from bytecode import bytecode
+from tree import Entry
 
 from proxy import __version__
 from tests.packages.conftest import ARCH, EPOCH, VERSION, Built
@@ -84,6 +88,24 @@ def test_the_image_names_its_base(made: image.Image) -> None:
     assert names == set(image.BASE)
 
 
+def test_bytecode_is_the_same_each_time_and_not_compared_with_the_source() -> None:
+    source = {
+        "a/__init__.py": Entry(b"SET = {'x', 'y', 'z'} & frozenset(('p', 'q'))\n"),
+        "a/b.py": Entry(b"X = 1\n"),
+    }
+    broken = {"a/old.py": Entry(b"print 1\n"), "a/data.txt": Entry(b"x")}
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    made = bytecode(source | broken, version)
+    tag = sys.implementation.cache_tag
+    assert list(made) == [f"a/__pycache__/__init__.{tag}.pyc", f"a/__pycache__/b.{tag}.pyc"]
+    assert made == bytecode(dict(reversed((broken | source).items())), version)
+    for entry in made.values():
+        assert entry.data is not None
+        assert entry.data[:4] == MAGIC_NUMBER
+        assert entry.data[4:8] == b"\1\0\0\0", "a hash that is not checked (PEP 552)"
+    assert bytecode(source, "3.0") == {}, "another version of Python would ignore it"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_the_image_runs_and_has_the_packages_for_nodes(
     built: Built, made: image.Image, tmp_path: Path
@@ -101,6 +123,12 @@ def test_the_image_runs_and_has_the_packages_for_nodes(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" == image.PYTHON:
+        imports = "import os, sys, proxy.daemon, proxy.agent.process, proxy.extender.service"
+        places = "[m.__spec__.cached for m in sys.modules.values() if getattr(m, '__spec__', None)]"
+        without = f"{imports}; print(*(path for path in {places} if path and not os.path.exists(path)))"
+        compiled = run("/usr/lib/topoproxy/bin/python", "-IB", "-c", without)  # -B: none is written meanwhile
+        assert [path for path in compiled.split() if "/sitecustomize." not in path] == [], "it is a link"
     assert run("/usr/bin/topoproxy", "version") == f"topoproxy {__version__}\n"
     assert "--node" in run("/usr/bin/topoproxy", "agent", "--help") or run(
         "/usr/bin/topoproxy", "agent", "--help"
