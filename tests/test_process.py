@@ -21,6 +21,7 @@ def test_the_event_loop_polls_as_configured(monkeypatch: pytest.MonkeyPatch, set
         raise TopoproxyError("stop here")
 
     monkeypatch.setattr(process, "Daemon", daemon)
+    monkeypatch.setattr(process, "guard_imports", lambda: None)
     monkeypatch.setattr(process.logs, "setup", lambda *_: None)
     monkeypatch.setattr(process.JOBS, "_unfinished", 0)  # tests of hanging threads may have left jobs
     config = parse(f"busyPoll: {setting}", "test")
