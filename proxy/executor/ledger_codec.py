@@ -1,4 +1,4 @@
-"""Pods, containers and moves of owners as plain data for the ledger, and back.
+"""Pods and containers as plain data for the ledger, and back.
 
 Sets are stored in the list format of Linux, so that the file is readable. A record that cannot be decoded (a
 field of a later version, a manual edit) is read as None, and the caller rebuilds it from the runtime.
@@ -15,10 +15,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
-from msgspec import Struct, structs
+from msgspec import structs
 
-from proxy.engine.node_effects import Record
-from proxy.engine.reservation_state import Reservation, ReservationKind
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grants import Block, Blocks, Share
 from proxy.model.idset import CpuSet, IdSet, Mask
@@ -28,8 +26,6 @@ from proxy.model.pod_selection import selectable_labels
 from proxy.model.quoting import MESSAGE, SENTENCE, printable
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import (
-    CONTAINER_RECORD,
-    CREATE_RECORD,
     Container,
     ContainerPart,
     KubeQos,
@@ -447,62 +443,3 @@ def _number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is not a number")
     return value
-
-
-MOVE_RECORD = "m/"
-_CREATES = (ReservationKind.CREATE, ReservationKind.NARROW)
-
-
-class MoveRecord(Struct, frozen=True):
-    """A move under way: the containers are on their old CPUs, on the new ones, or on both.
-
-    Attributes:
-        containers: Their ids.
-        previous: The CPUs that they had.
-        cpus: The CPUs to which they were moving.
-    """
-
-    containers: tuple[str, ...]
-    previous: CpuSet
-    cpus: CpuSet
-
-    def dump(self) -> dict[str, object]:
-        """Return it as plain data."""
-        previous, cpus = str(self.previous), str(self.cpus)
-        return {"containers": list(self.containers), "previous": previous, "cpus": cpus}
-
-    @classmethod
-    def load(cls, data: Mapping[str, object], bounds: CpuSet) -> MoveRecord | None:
-        """Read a record; None if the data is not one, or names CPUs that the machine does not have."""
-        containers, previous, cpus = data.get("containers"), data.get("previous"), data.get("cpus")
-        if not isinstance(containers, list) or not all(isinstance(each, str) for each in containers):
-            return None
-        if not isinstance(previous, str) or not isinstance(cpus, str):
-            return None
-        try:
-            old, new = CpuSet.parse(previous, bounds), CpuSet.parse(cpus, bounds)
-        except ValueError:
-            return None
-        return cls(tuple(containers), old, new) if containers and old and new else None
-
-
-def records_of(
-    reservation: Reservation, containers: Mapping[str, Container], token: str, may_run_on: CpuSet
-) -> dict[str, Record | None]:
-    """Return the records of a reservation, by key.
-
-    Args:
-        reservation: The reservation.
-        containers: Its existing containers, as they should be recorded.
-        token: Its name.
-        may_run_on: CPUs to which a move is under way; empty if none is.
-    """
-    if reservation.kind in _CREATES:
-        return {CREATE_RECORD + container_id: container for container_id, container in containers.items()}
-    records: dict[str, Record | None] = {
-        CONTAINER_RECORD + container_id: container for container_id, container in containers.items()
-    }
-    if reservation.kind is ReservationKind.MOVE:
-        move = MoveRecord(reservation.containers, reservation.previous, may_run_on)
-        records[f"{MOVE_RECORD}{token}"] = move.dump() if may_run_on else None
-    return records

@@ -57,7 +57,7 @@ class LedgerWriter:
 
     Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight; and as plain data ``q/`` and ``qc/`` CFS
     quotas that are off, ``b/`` what was written to groups above pods, ``r/`` a release, ``t/`` a takeover,
-    ``x/`` partitions, ``m/`` an unfinished move of an owner (``ledger_codec``), ``d/`` and ``dr/`` the
+    ``x/`` partitions, ``m/`` an unfinished move of an owner (``reservation_records``), ``d/`` and ``dr/`` the
     devices of a pod and the resources of device plugins (``proxy.engine.held_devices``), ``e/`` to which
     pods the plan is applied (``proxy.engine.enforcement_state``).
 

@@ -16,7 +16,7 @@ from proxy.engine.owner_moves import containers_of, why_not_movable
 from proxy.engine.owners import ReservationCpus
 from proxy.engine.reservation_state import Reservation, ReservationKind, restoration
 from proxy.executor.context import NodeContext
-from proxy.executor.ledger_codec import MOVE_RECORD, MoveRecord
+from proxy.executor.reservation_records import MOVE_RECORD, MoveRecord
 from proxy.executor.reservations import ReservationRun, Reservations
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase

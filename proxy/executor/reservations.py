@@ -34,7 +34,7 @@ from proxy.executor.context import NodeContext
 from proxy.executor.create_decisions import CreateDecisions
 from proxy.executor.drift.detection import Drift
 from proxy.executor.kernel_writes import KernelWrites
-from proxy.executor.ledger_codec import records_of
+from proxy.executor.reservation_records import records_of
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase

@@ -53,7 +53,7 @@ from proxy.engine.reservation_state import Reservation, ReservationKind, restora
 from proxy.engine.runtime_sync_step import SyncStep, sync_step
 from proxy.engine.start_step import StartStep, start_step
 from proxy.engine.state import NodeState
-from proxy.executor.ledger_codec import MOVE_RECORD, MoveRecord, records_of
+from proxy.executor.reservation_records import MOVE_RECORD, MoveRecord, records_of
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Pool
 from proxy.topology.regular_machine import regular_machine

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from proxy.engine.reservation_state import Reservation, ReservationKind
-from proxy.executor.ledger_codec import MoveRecord, dump, load_container, load_pod, records_of
+from proxy.executor.ledger_codec import dump, load_container, load_pod
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grants import Block, Share
 from proxy.model.idset import CpuSet, Mask
@@ -275,57 +274,3 @@ def test_unreadable_data_is_not_a_record(path: str, value: Any) -> None:
     assert load_container(data) is None
     if way[0] == "pod":
         assert load_pod(data["pod"]) is None
-
-
-OLD, NEW, ALL = CpuSet.parse("0-1"), CpuSet.parse("2-3"), CpuSet.parse("0-7")
-MOVE = MoveRecord(("own",), OLD, NEW)
-PLACED = Container(
-    "own",
-    "c",
-    Pod("s", "u", "ns", "p"),
-    Request(),
-    Placement(Pool.OWN, OLD, Mask((0,))),
-    Phase.RUNNING,
-    0,
-    "o",
-)
-
-
-def test_the_record_of_a_move_is_read_back() -> None:
-    assert MOVE.dump() == {"containers": ["own"], "previous": "0-1", "cpus": "2-3"}
-    assert MoveRecord.load(MOVE.dump(), ALL) == MOVE
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"containers": []},
-        {"containers": "own"},
-        {"containers": [7]},
-        {"previous": ""},
-        {"previous": "x"},
-        {"previous": 3},
-        {"cpus": "9"},
-        {"cpus": None},
-    ],
-)
-def test_an_invalid_record_of_a_move_is_not_read(change: dict[str, Any]) -> None:
-    assert MoveRecord.load(MOVE.dump() | change, ALL) is None
-
-
-@pytest.mark.parametrize("kind", [ReservationKind.CREATE, ReservationKind.NARROW])
-def test_a_create_is_recorded_as_in_flight(kind: ReservationKind) -> None:
-    one = Reservation(kind, ("own",), OLD)
-    assert records_of(one, {"own": PLACED}, "own", CpuSet()) == {"i/own": PLACED}
-
-
-def test_a_replacement_is_recorded_with_its_containers() -> None:
-    one = Reservation(ReservationKind.REPLACEMENT, ("own",), NEW)
-    assert records_of(one, {"own": PLACED}, "instead-1", CpuSet()) == {"c/own": PLACED}
-
-
-def test_a_move_is_recorded_until_it_is_over() -> None:
-    one = Reservation(ReservationKind.MOVE, ("own",), NEW, previous=OLD)
-    begun = records_of(one, {"own": PLACED}, "move-1", NEW)
-    assert begun == {"c/own": PLACED, "m/move-1": MOVE.dump()}
-    assert records_of(one, {"own": PLACED}, "move-1", CpuSet()) == {"c/own": PLACED, "m/move-1": None}

@@ -75,7 +75,9 @@ THROUGH_THE_EXECUTOR = (
     "quotas best_effort_suppression partitions hotplug pod_exclusive_cpus plan_report random client_calls"
 )
 """Tests that send events to the engine through the executor; they notice much that its own do not."""
-SLOW_WITHOUT_THE_ENGINE = "best_effort_groups ledger_codec worker_health background decision_history"
+SLOW_WITHOUT_THE_ENGINE = (
+    "best_effort_groups ledger_codec reservation_records worker_health background decision_history"
+)
 ENGINE_TESTS = "claims errors breaker checks asking notifier runners deadlines chaos"
 PACKAGES: dict[str, list[Part]] = {
     "allocation": [Part(["proxy/allocation"], ["tests/allocation"])],
