@@ -17,7 +17,8 @@ from collections import Counter
 from msgspec import structs
 
 from proxy.engine.admission import sharing_problem
-from proxy.engine.container_create import Plan, permitted_container_claim, place
+from proxy.engine.container_claim import permitted_container_claim
+from proxy.engine.container_create import Plan, place
 from proxy.engine.container_events import ContainerFound
 from proxy.engine.placement import moves, named_memory_nodes, pool_placement, with_burst_limit
 from proxy.engine.quotas import pool_forbids_quota, without_quota
