@@ -19,12 +19,24 @@ from msgspec import structs
 from proxy.engine.admission import sharing_problem
 from proxy.engine.container_claim import permitted_container_claim
 from proxy.engine.container_create import Plan, place
-from proxy.engine.container_events import ContainerFound
+from proxy.engine.container_events import ContainerFound, CreateFailed
+from proxy.engine.container_lifecycle_rules import create_failed
+from proxy.engine.node_effects import NOTHING, NodeEffect, NodeEffects, PlanDecided, PutRecord, pool_changes
 from proxy.engine.placement import moves, named_memory_nodes, pool_placement, with_burst_limit
 from proxy.engine.quotas import pool_forbids_quota, without_quota
 from proxy.engine.state import NodeState, grants_of, with_grants
 from proxy.model.idset import CpuSet
-from proxy.model.workload import Container, ContainerPart, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.model.workload import (
+    CONTAINER_RECORD,
+    Container,
+    ContainerPart,
+    Phase,
+    Placement,
+    Pod,
+    Pool,
+    Request,
+    Verdict,
+)
 from proxy.pools.claims import Claim, claim
 
 
@@ -195,3 +207,52 @@ def overcommitted_memory(state: NodeState) -> dict[str, tuple[int, int]]:
             charged[resource] += table.reserved
             in_use[resource] += table.allocatable
     return {name: (size, in_use[name]) for name, size in sorted(promised.items()) if size > charged[name]}
+
+
+def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState, NodeEffects]:
+    """Adopt a container that the state does not have, on the CPUs that it runs on."""
+    container_id, saved = event.container_id, event.saved
+    state, plan, dropped = _adopted_without_lost_creates(state, event)
+    assert plan.container is not None
+    after = plan.state
+    if saved is not None:
+        after = after.with_runtime(after.runtime.with_saved(container_id, saved))
+    record = PutRecord(CONTAINER_RECORD + container_id, plan.container)
+    return after, (*dropped, record, *pool_changes(state, after), PlanDecided(plan))
+
+
+def _adopted_without_lost_creates(
+    state: NodeState, event: ContainerFound
+) -> tuple[NodeState, Plan, NodeEffects]:
+    """Return the plan for a container, and the state without lost creates that conflict with it.
+
+    If an owner runs on the CPUs of a lost create, that create has failed, because the owner is newer. The
+    ledger still has the create if its removal could not be written any more.
+    """
+    plan = adopt(state, event)
+    assert plan.container is not None
+    if plan.container.placement.pool is Pool.OWN or event.phase is not Phase.RUNNING:
+        return state, plan, NOTHING
+    current = parse_cpus(event.request.cpuset_cpus)
+    lost = _lost_creates_on(state, current, event) if current else []
+    without, effects = state, list[NodeEffect]()
+    for token in lost:
+        without, more = create_failed(without, CreateFailed(token))
+        effects += more
+    again = adopt(without, event) if lost else plan
+    assert again.container is not None
+    if again.container.placement.exclusive != current:
+        return state, plan, NOTHING
+    return without, again, tuple(effects)
+
+
+def _lost_creates_on(state: NodeState, cpus: CpuSet, event: ContainerFound) -> list[str]:
+    """Return the tokens of lost creates whose containers (other ones) would own some of these CPUs."""
+    lost = ((token, state.containers.get(token)) for token in state.runtime.lost_creates)
+    return [
+        token
+        for token, container in lost
+        if container is not None
+        and not container.placement.exclusive.isdisjoint(cpus)
+        and (container.pod.key, container.name) != (event.pod.key, event.name)
+    ]

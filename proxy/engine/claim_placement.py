@@ -10,9 +10,7 @@ from msgspec import structs
 
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
 from proxy.allocation.rejection import AllocationRejectedError
-from proxy.engine.admission import (
-    exhausted_verdict,
-)
+from proxy.engine.admission import exhausted_verdict
 from proxy.engine.numa_alignment import wants_alignment
 from proxy.engine.placement import (
     counted_memory_reason,

@@ -5,12 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from proxy.allocation.cpu_request import container_cpus
-from proxy.engine.admission import (
-    RESTRICTED_CLASSES,
-    permitted_claim,
-    sharing_problem,
-    sum_requests,
-)
+from proxy.engine.admission import RESTRICTED_CLASSES, permitted_claim, sharing_problem, sum_requests
 from proxy.engine.owners import why_pod_total_exceeded
 from proxy.engine.state import NodeState
 from proxy.model.admission import Breach

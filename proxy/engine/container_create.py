@@ -25,18 +25,12 @@ from proxy.engine.container_claim import container_claim, permitted_container_cl
 from proxy.engine.explain_record import explain, moved_containers
 from proxy.engine.held_devices import granted
 from proxy.engine.owners import cpus_to_avoid, exceeded_limit
-from proxy.engine.placement import (
-    moves,
-    pool_placement,
-)
+from proxy.engine.placement import moves, pool_placement
 from proxy.engine.preassigned_cpus import FoundPlacement, PlacementRejectedError
 from proxy.engine.quotas import pool_forbids_quota, without_quota
 from proxy.engine.shortfall import FLOORS, on_machine
 from proxy.engine.state import NodeState
-from proxy.engine.topology_manager import (
-    TopologyDecision,
-    requests_devices,
-)
+from proxy.engine.topology_manager import TopologyDecision, requests_devices
 from proxy.model.admission import AdmissionRule, Breach
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.explanation import CREATE, Explanation, Shortfall

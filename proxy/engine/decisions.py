@@ -1,4 +1,4 @@
-"""Rules for containers: their calls, their lifecycle and their adoption.
+"""Rules for the calls of containers: create, start and update.
 
 If a rule places a container, the answer is ``PlanDecided``, and the decision is in the state at once, so that
 no later decision uses the same CPUs. The other rules answer a call that waits (``call_answers``).
@@ -14,7 +14,6 @@ from msgspec import structs
 
 from proxy.allocation.devices.allocate import PreferenceMissing
 from proxy.engine.admission import assigned_cpus
-from proxy.engine.adoption import adopt, parse_cpus
 from proxy.engine.call_answers import (
     ForwardUnchanged,
     create_answer,
@@ -26,185 +25,30 @@ from proxy.engine.call_answers import (
 from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.container_create import Plan, place, rejected_without_cpus
 from proxy.engine.container_events import (
-    ContainerCreated,
-    ContainerFound,
-    ContainerIsBack,
-    ContainersRemoved,
     ContainersUpdated,
-    ContainerTouched,
-    CpusAssigned,
     CpusNotFreed,
     CreateDelegated,
     CreateFailed,
-    CreateLost,
     CreateNotReserved,
     CreateRequested,
     CreateResumed,
     CreateWithoutDevices,
-    PhaseChanged,
 )
+from proxy.engine.container_lifecycle_rules import containers_updated, create_failed
 from proxy.engine.device_grants import devices_recorded
 from proxy.engine.enforcement import applies_to
-from proxy.engine.node_effects import (
-    NodeEffect,
-    NodeEffects,
-    NotifyCpusAssigned,
-    NotifyCreated,
-    NotifyEntered,
-    NotifyFailed,
-    NotifyRemoved,
-    PlanDecided,
-    PutRecord,
-    SyncRuntimeSoon,
-    WriteCpusets,
-    WriteScope,
-    fact_records,
-    pool_changes,
-)
+from proxy.engine.node_effects import NOTHING, NodeEffects, PlanDecided, PutRecord, WriteScope, pool_changes
+from proxy.engine.node_state_fact_rules import with_quotas
 from proxy.engine.pod_admission import with_earlier_decision
 from proxy.engine.pod_resize import aside_after_create, with_cpus_chosen_again
-from proxy.engine.quotas import QuotaEvent, RemovedQuotas, quotas_after_create, requested_quota
-from proxy.engine.quotas import step as quotas_step
-from proxy.engine.reservation_effects import AbortReason, RequestReconcile
+from proxy.engine.quotas import requested_quota
+from proxy.engine.reservation_effects import AbortReason
 from proxy.engine.runtime_knowledge import CreateKey, DelegatedCreate, clients_request
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import listed
-from proxy.model.workload import CONTAINER_RECORD, CREATE_RECORD, POD_RECORD, Container, Phase, Pod, Pool
+from proxy.model.workload import POD_RECORD, Container, Phase, Pod, Pool
 from proxy.pools.cri_resources import carries_other_amounts, with_amounts_of_create
-
-
-def with_quotas(state: NodeState, known: RemovedQuotas) -> tuple[NodeState, NodeEffects]:
-    """Return the state with other removed CFS quotas, and the ledger records that differ."""
-    if known == state.facts.quotas:
-        return state, ()
-    after = state.with_facts(quotas=known)
-    return after, fact_records(state, after)
-
-
-def quotas_changed(state: NodeState, event: QuotaEvent) -> tuple[NodeState, NodeEffects]:
-    """Apply an event about CFS quotas."""
-    known, effects = quotas_step(state, event)
-    after, records = with_quotas(state, known)
-    return after, (*records, *effects)
-
-
-NOTHING: NodeEffects = ()
-
-
-def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeState, NodeEffects]:
-    """Replace the token of a container with the id that the runtime has assigned."""
-    token, container_id, sent = event.token, event.container_id, event.sent
-    container = state.containers.get(token)
-    if container is None or container.phase is not Phase.CREATING:
-        return state, NOTHING
-    container = container.in_phase(Phase.CREATED, container_id)
-    after = state.with_container(token, container, state.runtime.created(token, container, sent))
-    record, placement = PutRecord(CONTAINER_RECORD + container_id, container), container.placement
-    notice = NotifyCreated(token, container)
-    change = pool_changes(state, after)
-    if placement.pool is Pool.OWN or placement.hook_cpus is not None:
-        after, quota = _with_its_quota(after, container)
-        return after, (record, PutRecord(CREATE_RECORD + token, None), *quota, *change, notice)
-    return after, (record, *change, notice)
-
-
-def _with_its_quota(state: NodeState, container: Container) -> tuple[NodeState, NodeEffects]:
-    """Record the quota of an owner's request, if it was left out of the request."""
-    if container.placement.pool is not Pool.OWN:
-        return state, NOTHING
-    return with_quotas(state, quotas_after_create(state, container))
-
-
-def create_failed(state: NodeState, event: CreateFailed) -> tuple[NodeState, NodeEffects]:
-    """Remove the container of a create; the containers that moved for it return to their CPUs."""
-    token = event.token
-    runtime, container = state.runtime.without_lost_create(token), state.containers.get(token)
-    if container is None:
-        return state.with_runtime(runtime), NOTHING
-    after = state.changed(drop=(token,), runtime=runtime.with_failed_create(container))
-    change = pool_changes(state, after)
-    return after, (PutRecord(CREATE_RECORD + token, None), *change, NotifyFailed(token))
-
-
-def create_lost(state: NodeState, event: CreateLost) -> tuple[NodeState, NodeEffects]:
-    """Request a reconcile soon: the runtime's list shows whether a lost create made a container."""
-    container = state.containers.get(event.token)
-    if container is None:
-        return state, NOTHING
-    return state.with_runtime(state.runtime.with_lost_create(container, event.at)), (RequestReconcile(),)
-
-
-def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, NodeEffects]:
-    """Move a container from one phase to another.
-
-    A container that runs although no start of it is known was started while calls passed unchanged, so its
-    start was not prepared. The runtime may have saved any cpuset for it, so the right one is sent.
-    """
-    container_id, phase = event.container_id, event.phase
-    container = state.containers.get(container_id)
-    if container is None and phase is Phase.EXITED:
-        return state.with_runtime(state.runtime.touched(container_id)), NOTHING
-    if container is None or container.phase in (phase, Phase.EXITED):
-        return state, NOTHING  # a container that has exited stays so; if a later list has it, it is adopted
-    changed = container.in_phase(phase)
-    after = state.changed(put=(changed,), runtime=state.runtime.touched(container_id))
-    effects: list[NodeEffect] = [PutRecord(CONTAINER_RECORD + container_id, changed)]
-    if phase is Phase.RUNNING:
-        sandbox_id, before = changed.pod.sandbox_id, after
-        after = after.started(changed)  # init containers release memory
-        if after is not before:
-            released = (c for c in after.in_sandbox(sandbox_id) if c is not before.containers[c.id])
-            effects += (PutRecord(CONTAINER_RECORD + c.id, c) for c in released)
-        if container.phase is Phase.CREATED:
-            after = after.with_runtime(after.runtime.with_awaiting_sync((container_id,)))
-            effects += WriteCpusets((container_id,)), SyncRuntimeSoon()
-        pod = after.pods.get(sandbox_id)
-        if pod is not None and pod is not before.pods.get(sandbox_id):
-            effects.append(PutRecord(POD_RECORD + sandbox_id, pod))
-    effects += pool_changes(state, after)
-    return after, (*effects, NotifyEntered(changed, phase))
-
-
-def containers_removed(state: NodeState, event: ContainersRemoved) -> tuple[NodeState, NodeEffects]:
-    """Remove containers."""
-    runtime = state.runtime
-    for container_id in event.ids:
-        runtime = runtime.removed(container_id)
-    gone = state.existing(event.ids)
-    if not gone:
-        return state.with_runtime(runtime), NOTHING
-    after = state.changed(drop=[c.id for c in gone], runtime=runtime)
-    records = [PutRecord(CONTAINER_RECORD + container.id, None) for container in gone]
-    change = pool_changes(state, after)
-    return after, (*records, *change, *map(NotifyRemoved, gone))
-
-
-def containers_updated(state: NodeState, event: ContainersUpdated) -> tuple[NodeState, NodeEffects]:
-    """Replace containers with their new values."""
-    after = state.changed(put=event.containers)
-    records = [
-        PutRecord((CREATE_RECORD if c.phase is Phase.CREATING else CONTAINER_RECORD) + c.id, c)
-        for c in (event.containers if event.recorded else ())
-    ]
-    return after, (*records, *pool_changes(state, after))
-
-
-def cpus_assigned(state: NodeState, event: CpusAssigned) -> tuple[NodeState, NodeEffects]:
-    """Notify observers that containers may use other CPUs."""
-    containers = (state.containers.get(container_id) for container_id in event.ids)
-    return state, tuple(NotifyCpusAssigned(container) for container in containers if container is not None)
-
-
-def container_touched(state: NodeState, event: ContainerTouched) -> tuple[NodeState, NodeEffects]:
-    """Number a change of a container, so that older lists of the runtime are ignored for it."""
-    return state.with_runtime(state.runtime.touched(event.container_id)), NOTHING
-
-
-def container_is_back(state: NodeState, event: ContainerIsBack) -> tuple[NodeState, NodeEffects]:
-    """Forget that a container was removed, so that it can be adopted again."""
-    changes = state.runtime.changes.forgotten(event.container_id)
-    return state.with_runtime(structs.replace(state.runtime, changes=changes)), NOTHING
 
 
 def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeState, NodeEffects]:
@@ -382,55 +226,6 @@ def cpus_not_freed(state: NodeState, event: CpusNotFreed) -> tuple[NodeState, No
         return state, ()
     change = pool_changes(without, plan.state, WriteScope.CALLER)
     return plan.state, (*effects, *change, PlanDecided(plan))
-
-
-def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState, NodeEffects]:
-    """Adopt a container that the state does not have, on the CPUs that it runs on."""
-    container_id, saved = event.container_id, event.saved
-    state, plan, dropped = _adopted_without_lost_creates(state, event)
-    assert plan.container is not None
-    after = plan.state
-    if saved is not None:
-        after = after.with_runtime(after.runtime.with_saved(container_id, saved))
-    record = PutRecord(CONTAINER_RECORD + container_id, plan.container)
-    return after, (*dropped, record, *pool_changes(state, after), PlanDecided(plan))
-
-
-def _adopted_without_lost_creates(
-    state: NodeState, event: ContainerFound
-) -> tuple[NodeState, Plan, NodeEffects]:
-    """Return the plan for a container, and the state without lost creates that conflict with it.
-
-    If an owner runs on the CPUs of a lost create, that create has failed, because the owner is newer. The
-    ledger still has the create if its removal could not be written any more.
-    """
-    plan = adopt(state, event)
-    assert plan.container is not None
-    if plan.container.placement.pool is Pool.OWN or event.phase is not Phase.RUNNING:
-        return state, plan, NOTHING
-    current = parse_cpus(event.request.cpuset_cpus)
-    lost = _lost_creates_on(state, current, event) if current else []
-    without, effects = state, list[NodeEffect]()
-    for token in lost:
-        without, more = create_failed(without, CreateFailed(token))
-        effects += more
-    again = adopt(without, event) if lost else plan
-    assert again.container is not None
-    if again.container.placement.exclusive != current:
-        return state, plan, NOTHING
-    return without, again, tuple(effects)
-
-
-def _lost_creates_on(state: NodeState, cpus: CpuSet, event: ContainerFound) -> list[str]:
-    """Return the tokens of lost creates whose containers (other ones) would own some of these CPUs."""
-    lost = ((token, state.containers.get(token)) for token in state.runtime.lost_creates)
-    return [
-        token
-        for token, container in lost
-        if container is not None
-        and not container.placement.exclusive.isdisjoint(cpus)
-        and (container.pod.key, container.name) != (event.pod.key, event.name)
-    ]
 
 
 def place_elsewhere(state: NodeState, container: Container, reason: AbortReason, token: str) -> Plan | None:

@@ -13,6 +13,7 @@ from msgspec import structs
 from proxy.engine import (
     call_events,
     container_events,
+    container_lifecycle_rules,
     decisions,
     device_grants,
     inflight_call_rules,
@@ -29,7 +30,7 @@ from proxy.engine import (
     systemd_masks,
     write_conflicts,
 )
-from proxy.engine.adoption import with_unrecorded_grants
+from proxy.engine.adoption import container_found, with_unrecorded_grants
 from proxy.engine.held_devices import restored
 from proxy.engine.kubelet_cpus import changed_cpus
 from proxy.engine.node_effects import NodeEffects, NotifyListed, SyncRuntimeSoon, WriteScope, pool_changes
@@ -142,15 +143,15 @@ def _reservation_cpus_changed(state: NodeState, event: node_events.ReservationCp
 
 
 _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
-    container_events.ContainerCreated: decisions.container_created,
-    container_events.CreateFailed: decisions.create_failed,
-    container_events.CreateLost: decisions.create_lost,
-    container_events.PhaseChanged: decisions.phase_changed,
-    container_events.ContainersRemoved: decisions.containers_removed,
-    container_events.ContainerTouched: decisions.container_touched,
-    container_events.ContainerIsBack: decisions.container_is_back,
-    container_events.ContainersUpdated: decisions.containers_updated,
-    container_events.CpusAssigned: decisions.cpus_assigned,
+    container_events.ContainerCreated: container_lifecycle_rules.container_created,
+    container_events.CreateFailed: container_lifecycle_rules.create_failed,
+    container_events.CreateLost: container_lifecycle_rules.create_lost,
+    container_events.PhaseChanged: container_lifecycle_rules.phase_changed,
+    container_events.ContainersRemoved: container_lifecycle_rules.containers_removed,
+    container_events.ContainerTouched: container_lifecycle_rules.container_touched,
+    container_events.ContainerIsBack: container_lifecycle_rules.container_is_back,
+    container_events.ContainersUpdated: container_lifecycle_rules.containers_updated,
+    container_events.CpusAssigned: container_lifecycle_rules.cpus_assigned,
     container_events.CreateRequested: decisions.create_requested,
     container_events.CreateResumed: decisions.create_resumed,
     container_events.CreateDelegated: decisions.create_delegated,
@@ -161,7 +162,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     call_events.StartRequested: decisions.start_requested,
     call_events.UpdateRequested: decisions.update_requested,
     container_events.CpusNotFreed: decisions.cpus_not_freed,
-    container_events.ContainerFound: decisions.container_found,
+    container_events.ContainerFound: container_found,
     pod_events.SandboxRequested: sandboxes.sandbox_requested,
     pod_events.PodChangedByHook: sandboxes.pod_changed_by_hook,
     pod_events.PodLearned: sandboxes.pod_learned,
@@ -195,7 +196,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     **dict.fromkeys(get_args(write_conflicts.DriftEvent), node_state_fact_rules.drift_changed),
     quotas.CpuControllerChecked: node_state_fact_rules.cpu_controller_checked,
     quotas.QuotasRead: node_state_fact_rules.quotas_read,
-    **dict.fromkeys(get_args(quotas.QuotaEvent), decisions.quotas_changed),
+    **dict.fromkeys(get_args(quotas.QuotaEvent), node_state_fact_rules.quotas_changed),
     partition.PartitionsRead: node_state_fact_rules.partitions_read,
     **dict.fromkeys(get_args(partition.PartitionEvent), node_state_fact_rules.partitions_changed),
     suppression.BeQuotasRead: node_state_fact_rules.be_quotas_read,

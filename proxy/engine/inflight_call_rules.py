@@ -24,7 +24,7 @@ from proxy.engine.call_events import (
     UpdateEnded,
 )
 from proxy.engine.container_events import ContainersUpdated, PhaseChanged
-from proxy.engine.decisions import containers_updated, phase_changed
+from proxy.engine.container_lifecycle_rules import containers_updated, phase_changed
 from proxy.engine.memory_resize import with_memory_limit
 from proxy.engine.node_effects import (
     CallOver,

@@ -336,6 +336,8 @@ NodeEffect = (
     | Notice
 )
 NodeEffects = tuple[NodeEffect, ...]
+NOTHING: NodeEffects = ()
+"""No effects."""
 
 
 def pool_changes(

@@ -2,8 +2,7 @@
 
 Like all rules of ``proxy.engine.handle``, each takes a state and an event, and returns the state after the
 event and the effects. Most of them apply the function ``step`` of the subject's own module, and add the
-ledger's records that have changed. The event that the recorded quotas were read is handled here; each create
-may change quotas, so their other events are handled in ``proxy.engine.decisions``.
+ledger's records that have changed.
 """
 
 from __future__ import annotations
@@ -27,6 +26,21 @@ def cpu_controller_checked(
 def quotas_read(state: NodeState, event: quotas.QuotasRead) -> tuple[NodeState, NodeEffects]:
     """Record the quotas that an earlier run has removed."""
     return state.with_facts(quotas=quotas.RemovedQuotas(event.records)), ()
+
+
+def with_quotas(state: NodeState, known: quotas.RemovedQuotas) -> tuple[NodeState, NodeEffects]:
+    """Return the state with other removed CFS quotas, and the ledger records that differ."""
+    if known == state.facts.quotas:
+        return state, ()
+    after = state.with_facts(quotas=known)
+    return after, fact_records(state, after)
+
+
+def quotas_changed(state: NodeState, event: quotas.QuotaEvent) -> tuple[NodeState, NodeEffects]:
+    """Apply an event about CFS quotas."""
+    known, effects = quotas.step(state, event)
+    after, records = with_quotas(state, known)
+    return after, (*records, *effects)
 
 
 def partitions_read(state: NodeState, event: partition.PartitionsRead) -> tuple[NodeState, NodeEffects]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from proxy.allocation.devices.allocate import PreferenceMissing
 from proxy.engine.call_answers import pod_answer
 from proxy.engine.container_events import ContainersRemoved, PhaseChanged
-from proxy.engine.decisions import NOTHING, containers_removed, phase_changed
+from proxy.engine.container_lifecycle_rules import containers_removed, phase_changed
 from proxy.engine.device_grants import devices_recorded
 from proxy.engine.node_effects import (
+    NOTHING,
     NodeEffect,
     NodeEffects,
     NotifyPodFound,

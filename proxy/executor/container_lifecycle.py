@@ -1,7 +1,7 @@
 """Records what happens to a container after the decision on its create: creation, failure, phases, removal.
 
-``proxy.engine.decisions`` decides what follows from a phase of a container; this module counts it and updates
-the history.
+``proxy.engine.container_lifecycle_rules`` decides what follows from a phase of a container; this module
+counts it and updates the history.
 """
 
 from __future__ import annotations
