@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.executor import context as context_module
-from proxy.executor import reconciler as sync_module
+from proxy.executor import kernel_comparison as comparison_module
 from proxy.executor import worker_health as module
 from proxy.executor.status_data import node_page
 from proxy.executor.worker_health import RESTART_S, STEADY_S, Health
@@ -91,7 +91,7 @@ def test_a_restart_is_requested_late_and_not_if_stuck_from_the_start(
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (module, context_module, sync_module):
+    for place in (module, context_module, comparison_module):
         monkeypatch.setattr(place, "STUCK_S", 0.1)
 
 
