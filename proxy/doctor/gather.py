@@ -23,11 +23,7 @@ from proxy.attach import journal as journals
 from proxy.attach.node import RESCUE
 from proxy.attach.state_file import ATTACHED, directory_of
 from proxy.backends.cgroup.cpuset import open_cgroups
-from proxy.backends.kubelet.cri_endpoint import kubelet_files, running_flags
 from proxy.backends.kubelet.small_file import read_small_file
-from proxy.backends.kubelet.unit_files import Span
-from proxy.backends.ledger.file_ledger import LEDGER_FILE, LEDGER_LIMIT_BYTES
-from proxy.backends.ledger.format import recover
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.config import Config, check_against
 from proxy.config.checks import partly_reserved_cores, start_config
@@ -40,12 +36,14 @@ from proxy.doctor.facts import (
     ConfigurationFacts,
     DaemonFacts,
     DoctorFacts,
-    EndpointSetting,
     KubeletSetup,
     RuntimeFacts,
     SocketFacts,
     StateFacts,
 )
+from proxy.doctor.file_text import file_text
+from proxy.doctor.kubelet_facts import read_kubelet
+from proxy.doctor.state_facts import read_state
 from proxy.hooks.loader.directories import Candidate, scan_directories
 from proxy.hooks.loader.examination import static_error
 from proxy.model.errors import (
@@ -72,18 +70,13 @@ WRITERS = frozenset(
 )
 """Processes that write cpusets, by ``comm``, which has at most 15 characters."""
 NRI_PLUGINS = Path("/opt/nri/plugins")
-STATE_FILES = ("cpu_manager_state", "memory_manager_state")
-"""Files in kubelet's directory with the policies of its managers."""
 AUDIT_LOG = Path("/var/log/audit/audit.log")
 RUNC = tuple(Path(directory, "runc") for directory in ("/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin"))
 _RUNC_VERSION = re.compile(r"^runc version (\S+)", re.MULTILINE)
 _DENIED = re.compile(rb'^.*(?:avc: +denied|apparmor="DENIED").*topoproxy.*$', re.MULTILINE)
 _AUDIT_TAIL_BYTES = 1 << 20
 """How many bytes at the end of the audit log are read."""
-_DRIVER = re.compile(r"^\s*cgroupDriver:\s*[\"']?(\w+)", re.MULTILINE)
-_POLICY = re.compile(r'"policyName"\s*:\s*"(\w+)"')
 _OPEN_FILES = re.compile(r"^Max open files\s+(\d+)", re.MULTILINE)
-_SMALL_FILE_BYTES = 1 << 20
 
 
 class NodePaths(Struct, frozen=True):
@@ -134,10 +127,10 @@ def gather(config: Config, refused: str, timeout: float, node_paths: NodePaths |
         partly_reserved="" if machine is None or problem else partly_reserved_cores(config, machine),
         cgroups=read("cgroups", lambda: _cgroups(config), CgroupFacts()),
         runtime=read("runtime", lambda: _runtime(config, node_paths), RuntimeFacts()),
-        kubelet=read("kubelet", lambda: _kubelet(config), KubeletSetup()),
+        kubelet=read("kubelet", lambda: read_kubelet(config), KubeletSetup()),
         attach=read("attach", lambda: _attach(config.state_dir), AttachFacts()),
         daemon=read("daemon", lambda: _daemon(config, timeout), DaemonFacts()),
-        state=read("state", lambda: _state(config, machine), StateFacts()),
+        state=read("state", lambda: read_state(config, machine), StateFacts()),
         sockets=read("sockets", lambda: tuple(_sockets(config)), ()),
         certificates=read("certificates", lambda: tuple(_certificates(config)), ()),
         hooks=read("hooks", lambda: _hooks(config), ()),
@@ -211,7 +204,7 @@ def _cgroups(config: Config) -> CgroupFacts:
     lacking = []
     if groups.version == 2:
         for name in ("kubepods.slice", "kubepods"):
-            control = _text(groups.root / name / "cgroup.subtree_control")
+            control = file_text(groups.root / name / "cgroup.subtree_control")
             if control is not None and "cpuset" not in control.split():
                 lacking.append(f"/{name}")
     return CgroupFacts("", groups.version, tuple(lacking))
@@ -274,66 +267,6 @@ def _denials(log: Path) -> int | None:
         return None
 
 
-def _kubelet(config: Config) -> KubeletSetup:
-    directory, flags = config.kubelet.state_dir, running_flags(config.procfs_root) or {}
-    running = flags.get("container-runtime-endpoint")
-    file = config.kubelet.config_file or Path(flags.get("config") or directory / "config.yaml")
-    for path in _kubelet_sources(file, directory, flags):
-        _require_readable(path)
-    driver = _DRIVER.search(_text(file) or "")
-    files = kubelet_files(directory, flags)
-    cpu_policy, memory_policy = (_policy(directory / name) for name in STATE_FILES)
-    return KubeletSetup(
-        str(directory) if directory.is_dir() else "",
-        None if running is None else EndpointSetting("the running kubelet", running),
-        None if files.effective is None else _setting(files.effective),
-        driver[1] if driver else "",
-        cpu_policy,
-        memory_policy,
-        None if files.instance is None else _setting(files.instance),
-        tuple(map(_setting, files.overridden)),
-    )
-
-
-def _setting(value: Span) -> EndpointSetting:
-    return EndpointSetting(str(value.path), value.text)
-
-
-def _kubelet_sources(file: Path, directory: Path, flags: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the files from which the facts about kubelet are read, whether they exist or not.
-
-    Raises:
-        PermissionError: The directory of kubelet's drop-ins may not be listed.
-    """
-    yield file
-    for name in ("config.yaml", "kubeadm-flags.env", "instance-config.yaml", *STATE_FILES):
-        yield directory / name
-    if drop_ins := flags.get("config-dir"):
-        try:
-            yield from Path(drop_ins).iterdir()
-        except (FileNotFoundError, NotADirectoryError):
-            return
-
-
-def _require_readable(path: Path) -> None:
-    """Raise for a file that may not be read: otherwise it would look like one that does not exist.
-
-    Raises:
-        PermissionError: The file may not be read.
-    """
-    try:
-        read_small_file(str(path), _SMALL_FILE_BYTES)
-    except PermissionError:
-        raise
-    except (OSError, ValueError):
-        return
-
-
-def _policy(path: Path) -> str:
-    match = _POLICY.search(_text(path) or "")
-    return match[1] if match else ""
-
-
 def _attach(state: Path) -> AttachFacts:
     directory = str(directory_of(state))
     try:
@@ -371,57 +304,8 @@ def _daemon(config: Config, timeout: float) -> DaemonFacts:
 
 
 def _open_files(config: Config, status: Mapping[str, object]) -> int | None:
-    match = _OPEN_FILES.search(_text(config.procfs_root / str(status.get("pid")) / "limits") or "")
+    match = _OPEN_FILES.search(file_text(config.procfs_root / str(status.get("pid")) / "limits") or "")
     return int(match[1]) if match else None
-
-
-def _state(config: Config, machine: Machine | None) -> StateFacts:
-    directory = config.state_dir
-    existing = next(
-        (candidate for candidate in (directory, *directory.parents) if candidate.is_dir()), Path("/")
-    )
-    try:
-        disk = os.statvfs(existing)
-    except OSError as error:
-        return StateFacts(str(directory), f"cannot examine {directory}: {error.strerror}")
-    names, unread, ledger = list[str](), "", ""
-    try:
-        names = sorted(candidate.name for candidate in directory.iterdir()) if existing == directory else []
-    except PermissionError as error:
-        unread = f"cannot read {directory}: {error.strerror}"
-    except OSError as error:
-        return StateFacts(str(directory), f"cannot examine {directory}: {error.strerror}")
-    unexamined = "the machine cannot be read, to which a ledger belongs" if machine is None else ""
-    if LEDGER_FILE not in names:
-        unexamined = "there is no ledger yet"
-    elif machine is not None:
-        try:
-            ledger = _ledger(directory / LEDGER_FILE, machine)
-        except PermissionError as error:
-            unread = f"cannot read {directory / LEDGER_FILE}: {error.strerror}"
-    return StateFacts(
-        str(directory),
-        free_bytes=disk.f_bavail * disk.f_frsize,
-        read_only=bool(disk.f_flag & os.ST_RDONLY),
-        ledger=ledger,
-        unexamined=unexamined,
-        unread=unread,
-        set_aside=tuple(name for name in names if name.startswith(f"{LEDGER_FILE}.bad-")),
-    )
-
-
-def _ledger(path: Path, machine: Machine) -> str:
-    try:
-        content = read_small_file(str(path), LEDGER_LIMIT_BYTES)[0]
-    except FileNotFoundError:
-        return ""
-    except PermissionError:
-        raise
-    except OSError as error:
-        return str(error.strerror)
-    except ValueError as error:
-        return str(error)
-    return recover(content, machine.fingerprint).refused
 
 
 def _sockets(config: Config) -> Iterator[SocketFacts]:
@@ -453,7 +337,7 @@ def _certificates(config: Config) -> Iterator[CertificateFacts]:
 def _writers(config: Config, node_paths: NodePaths) -> Iterator[str]:
     names = set()
     for entry in _entries(config.procfs_root):
-        if entry.name.isdigit() and (name := (_text(entry / "comm") or "").strip()) in WRITERS:
+        if entry.name.isdigit() and (name := (file_text(entry / "comm") or "").strip()) in WRITERS:
             names.add(f"process {name}")
     yield from sorted(names)
     for plugin in _entries(node_paths.nri):
@@ -465,11 +349,3 @@ def _entries(directory: Path) -> list[Path]:
         return sorted(directory.iterdir())
     except OSError:
         return []
-
-
-def _text(path: Path) -> str | None:
-    """Read a small file; None if that is not possible."""
-    try:
-        return read_small_file(str(path), _SMALL_FILE_BYTES)[0].decode("utf-8", "replace")
-    except (OSError, ValueError):
-        return None
