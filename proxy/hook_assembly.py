@@ -14,7 +14,7 @@ from proxy.executor.node_executor import NodeExecutor
 from proxy.frontends.cri import hook_view  # noqa: F401  no call must import it (``proxy.replaced_files``)
 from proxy.frontends.hook_bridge.backfill import Backfill
 from proxy.frontends.hook_bridge.bridge import HookBridge
-from proxy.frontends.hook_bridge.dispatch import HookDispatcher
+from proxy.frontends.hook_bridge.held_call_hooks import HeldCallHooks
 from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
 from proxy.frontends.hook_bridge.updates import HookUpdates
 from proxy.hooks import status_data  # noqa: F401  no page must import it
@@ -68,7 +68,9 @@ def hook_parts_of(
         marks=marks,
     )
     look_up, spawn = backfill.look_up_in_call, flow.spawn
-    dispatcher = HookDispatcher(executor, engine, updates, lifecycle_events, spawn, look_up, owned_cpus=owned)
+    held_call_hooks = HeldCallHooks(
+        executor, engine, updates, lifecycle_events, spawn, look_up, owned_cpus=owned
+    )
     executor.store.subscribe(lifecycle_events)
-    flow.set_hooks(HookBridge(dispatcher))
+    flow.set_hooks(HookBridge(held_call_hooks))
     return HookParts(engine, registry, updates, backfill)

@@ -7,7 +7,7 @@ from tests.testkit.coverage_table import package_of, table
 
 def test_packages_are_directories_below_proxy() -> None:
     assert package_of("proxy/relay/session.py") == "relay"
-    assert package_of("proxy/hooks/engine/dispatch.py") == "hooks"
+    assert package_of("proxy/hooks/engine/sequence.py") == "hooks"
     assert package_of("proxy/daemon.py") == "proxy"
 
 

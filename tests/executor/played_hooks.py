@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from proxy.frontends.hook_bridge.bridge import HookBridge
-from proxy.frontends.hook_bridge.dispatch import HookDispatcher
+from proxy.frontends.hook_bridge.held_call_hooks import HeldCallHooks
 from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
 from proxy.frontends.hook_bridge.updates import HookUpdates
 from proxy.hooks.engine.engine import HookEngine
@@ -28,7 +28,7 @@ class Hooks:
         self.lifecycle = LifecycleEvents(
             executor, self.engine, self._resumed, self._found_incomplete, owned_cpus=owned_cpus
         )
-        self.dispatcher = HookDispatcher(
+        self.held_call_hooks = HeldCallHooks(
             executor,
             self.engine,
             self.updates,
@@ -37,7 +37,7 @@ class Hooks:
             self._look_up,
             owned_cpus=owned_cpus,
         )
-        self.bridge = HookBridge(self.dispatcher)
+        self.bridge = HookBridge(self.held_call_hooks)
         executor.store.subscribe(self.lifecycle)
         world.wire.set_hooks(self.bridge)
         self.notified: list[Any] = []

@@ -12,7 +12,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.engine.node_events import ModeChanged
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.frontends.cri.hook_view import CriHookView
-from proxy.frontends.hook_bridge import dispatch
+from proxy.frontends.hook_bridge import held_call_hooks
 from proxy.hooks.answers import CLEAR, Adjustment, Veto
 from proxy.hooks.hook import HookFailurePolicy, Outcome
 from proxy.model.errors import HookError
@@ -589,7 +589,7 @@ def test_answers_that_come_too_late_to_apply_are_reported(run_scenario) -> None:
         async with hooks(world) as h:
             one = await world.run(await world.pod("ls", "LS"))
             late = Outcome(Adjustment(mems=Mask((7,))), {"mems": "10-x"})
-            h.dispatcher.narrow(one, late, cpus("0-15"))
+            h.held_call_hooks.narrow(one, late, cpus("0-15"))
             assert (
                 "cannot bind ns/ls/c to memory of NUMA node 7 by hook 10-x"
                 in (world.executor.telemetry.problems()[0]["what"])
@@ -960,8 +960,8 @@ def test_no_call_waits_for_hooks_that_never_answer(run_scenario, monkeypatch) ->
             await asyncio.Event().wait()
 
     async def scenario(world) -> None:
-        monkeypatch.setattr(dispatch, "LONGEST_TIMEOUT_S", 0.1)
-        monkeypatch.setattr(dispatch, "_MARGIN_S", 0.0)
+        monkeypatch.setattr(held_call_hooks, "LONGEST_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(held_call_hooks, "_MARGIN_S", 0.0)
         async with hooks(world) as h:
             h.add(pre_create_container=Veto("never"), pre_update_container_resources=Veto("never"))
             h.engine.call_hooks = lambda event: Never()  # type: ignore[assignment,return-value]

@@ -68,7 +68,7 @@ CALLS = [
     *files_of("calls", "call_flow pod_calls create_calls container_calls"),
     *files_of("frontends/cri", "call messages"),
 ]
-BRIDGE = files_of("frontends/hook_bridge", "bridge lifecycle_events update_queue updates dispatch")
+BRIDGE = files_of("frontends/hook_bridge", "bridge lifecycle_events update_queue updates held_call_hooks")
 NARROWED = ["proxy/executor/hook_overrides.py", *files_of("engine", "hook_narrowing placement")]
 SEARCHES = "reservation_search device_interleaving every_interleaving"
 THROUGH_THE_EXECUTOR = (

@@ -21,8 +21,8 @@ from msgspec import structs
 
 from proxy.calls.hook_gateway import END_POINTS, ProceedWithPod
 from proxy.calls.undecided_call import CallContext, CallHandler, UndecidedCall
-from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.facts import remembered_pod_facts
+from proxy.frontends.hook_bridge.held_call_hooks import HeldCallHooks
 from proxy.frontends.hook_bridge.update_queue import UpdateQueue
 from proxy.hooks.answers import CLEAR, LEAVE
 from proxy.hooks.events import (
@@ -56,21 +56,21 @@ class HookBridge:
 
     active = True
 
-    def __init__(self, dispatcher: HookDispatcher) -> None:
+    def __init__(self, hooks: HeldCallHooks) -> None:
         """Prepare; no hook is called yet."""
-        self._dispatcher = dispatcher
-        self._executor = dispatcher.executor
-        self._lifecycle_events = dispatcher.lifecycle_events
+        self._hooks = hooks
+        self._executor = hooks.executor
+        self._lifecycle_events = hooks.lifecycle_events
         self._before: Mapping[str, Callable[[UndecidedCall, str, CallHandler], None]] = {
             PreStartContainer.NAME: self._start,
-            PreUpdateContainerResources.NAME: UpdateQueue(dispatcher).update,
+            PreUpdateContainerResources.NAME: UpdateQueue(hooks).update,
             **dict.fromkeys(END_POINTS.values(), self._end),
         }
 
     @property
     def points(self) -> frozenset[str]:
         """See ``HookGateway``."""
-        return self._dispatcher.hooks.points
+        return self._hooks.hook_caller.points
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
@@ -82,9 +82,8 @@ class HookBridge:
 
         def decided(outcome: Outcome) -> None:
             before = call.body
-            if self._dispatcher.apply(
-                call, outcome, refused
-            ) is not None and not self._dispatcher.forward_if_released(call):
+            applied = self._hooks.apply(call, outcome, refused)
+            if applied is not None and not self._hooks.forward_if_released(call):
                 is_changed = call.body is not before
                 now = _renewed(pod, call.sandbox(bounds)) if is_changed else pod
                 proceed(call, now, is_changed=is_changed)
@@ -93,7 +92,7 @@ class HookBridge:
             self._executor.overrides.refused_pod(pod, message)
             self._executor.rejections.rejected(pod, "", _refused_by_hook(message))
 
-        self._dispatcher.call_hooks(call, event, decided)
+        self._hooks.call_hooks(call, event, decided)
 
     def pod_created(self, pod: Pod, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
@@ -106,7 +105,7 @@ class HookBridge:
     ) -> None:
         """See ``HookGateway``."""
         if self._lifecycle_events.lacks_facts(container.pod.sandbox_id):
-            self._dispatcher.spawn(call, self._create_later(call, container.id, proceed))
+            self._hooks.spawn(call, self._create_later(call, container.id, proceed))
         else:
             self._create(call, container, proceed)
 
@@ -116,7 +115,7 @@ class HookBridge:
         """Look up the labels and annotations of the sandbox as created: a hook may have changed them."""
         executor = self._executor
         placed = executor.state.containers[token]
-        await self._dispatcher.look_up(placed.pod.sandbox_id, adopt=False)
+        await self._hooks.look_up(placed.pod.sandbox_id, adopt=False)
         container = executor.state.containers.get(token)
         if call.done:
             executor.lifecycle.withdrawn(token)
@@ -140,14 +139,14 @@ class HookBridge:
         def over() -> None:
             self._executor.lifecycle.withdrawn(container.id)
 
-        self._dispatcher.call_hooks(call, event, decided, over)
+        self._hooks.call_hooks(call, event, decided, over)
 
     async def create_again(self, call: UndecidedCall, container: Container) -> Container | None:
         """See ``HookGateway``. Hooks start again with the original request, because the CPUs have changed."""
         if isinstance(call.context, CallContext) and call.context.body is not None:
             call.replace_body(call.context.body)
         event, state = self._create_event(call, container), self._executor.state
-        outcome = await self._dispatcher.await_outcome(self._dispatcher.start_hooks(event))
+        outcome = await self._hooks.await_outcome(self._hooks.start_hooks(event))
         if call.done:
             self._executor.lifecycle.failed(container.id)
             return None
@@ -188,10 +187,10 @@ class HookBridge:
         clash = _conflict(fields, outcome) if fields else ""
         if clash:
             outcome = Outcome(refusal=f"cannot place {placed.ref}: {clash}")
-        applied = self._dispatcher.apply(call, outcome, refused)
+        applied = self._hooks.apply(call, outcome, refused)
         if applied is None:
             return None
-        self._dispatcher.narrow(token, applied, offered)
+        self._hooks.narrow(token, applied, offered)
         if (limit := applied.adjustment.memory_limit) is not LEAVE:
             executor.overrides.limit_memory(token, -1 if limit is CLEAR else limit)
         if (quota := applied.adjustment.cpu_quota) is not LEAVE:
@@ -211,16 +210,16 @@ class HookBridge:
         self._before[point](call, target, proceed)
 
     def _start(self, call: UndecidedCall, container_id: str, proceed: CallHandler) -> None:
-        if self._dispatcher.knows(container_id):
+        if self._hooks.knows(container_id):
             self._start_known(call, container_id, proceed)
         else:
             start = partial(self._start_known, call, container_id, proceed)
-            self._dispatcher.spawn(call, self._after_look_up(call, container_id, start, adopt=True))
+            self._hooks.spawn(call, self._after_look_up(call, container_id, start, adopt=True))
 
     async def _after_look_up(
         self, call: UndecidedCall, target: str, step: Callable[[], None], *, adopt: bool = False
     ) -> None:
-        await self._dispatcher.look_up(target, adopt=adopt)
+        await self._hooks.look_up(target, adopt=adopt)
         if not call.done:
             step()
 
@@ -234,13 +233,11 @@ class HookBridge:
             return
 
         def decided(outcome: Outcome) -> None:
-            if not self._dispatcher.refuse_or_update(
-                call, outcome
-            ) and not self._dispatcher.forward_if_released(call):
+            if not self._hooks.refuse_or_update(call, outcome) and not self._hooks.forward_if_released(call):
                 proceed(call)
 
         event = PreStartContainer(*lifecycle_events.facts(container), lifecycle_events.decision(container))
-        self._dispatcher.call_hooks(call, event, decided)
+        self._hooks.call_hooks(call, event, decided)
 
     def updated(self, container_id: str, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
@@ -250,7 +247,7 @@ class HookBridge:
         """Call hooks before a stop or a removal, which continues whatever they answer."""
         if self._lifecycle_events.lacks_facts(target):
             end = partial(self._end_known, call, target, proceed)
-            self._dispatcher.spawn(call, self._after_look_up(call, target, end))
+            self._hooks.spawn(call, self._after_look_up(call, target, end))
         else:
             self._end_known(call, target, proceed)
 
@@ -261,10 +258,10 @@ class HookBridge:
             return
 
         def decided(outcome: Outcome) -> None:
-            self._dispatcher.start_updates(outcome)
+            self._hooks.start_updates(outcome)
             proceed(call)
 
-        self._dispatcher.call_hooks(call, event, decided)
+        self._hooks.call_hooks(call, event, decided)
 
     def _end_event(self, call: UndecidedCall, target: str) -> Point | None:
         """Return the event before a stop or a removal; None if it stops or removes nothing."""

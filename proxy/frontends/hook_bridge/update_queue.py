@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from msgspec import Struct
 
 from proxy.calls.undecided_call import CallHandler, UndecidedCall
-from proxy.frontends.hook_bridge.dispatch import HookDispatcher, OnOutcome
+from proxy.frontends.hook_bridge.held_call_hooks import HeldCallHooks, OnOutcome
 from proxy.hooks.events import PreUpdateContainerResources
 from proxy.hooks.hook import Outcome, PendingOutcome
 from proxy.model.workload import Phase
@@ -30,21 +30,21 @@ class _CalledHooks(Struct, frozen=True):
 class UpdateQueue:
     """Updates that go through the hooks."""
 
-    def __init__(self, dispatcher: HookDispatcher) -> None:
+    def __init__(self, hooks: HeldCallHooks) -> None:
         """Begin without any update."""
-        self._dispatcher = dispatcher
-        self._executor = dispatcher.executor
+        self._hooks = hooks
+        self._executor = hooks.executor
         self._last: dict[str, asyncio.Future[None]] = {}
         """The last update in the queue of each container that has a queue."""
 
     def update(self, call: UndecidedCall, container_id: str, proceed: CallHandler) -> None:
         """Call hooks for an update when its turn comes."""
         called = None
-        if container_id not in self._last and self._dispatcher.knows(container_id):
+        if container_id not in self._last and self._hooks.knows(container_id):
             called = self._call_hooks(call, container_id, proceed)
             if called is None:
                 return
-        self._dispatcher.spawn(call, self._enter_queue(call, container_id, proceed, called))
+        self._hooks.spawn(call, self._enter_queue(call, container_id, proceed, called))
 
     def _enter_queue(
         self, call: UndecidedCall, container_id: str, proceed: CallHandler, called: _CalledHooks | None
@@ -57,12 +57,12 @@ class UpdateQueue:
             try:
                 if before is not None:
                     await asyncio.wait((before,))
-                await self._dispatcher.look_up(container_id)
+                await self._hooks.look_up(container_id)
                 hooks = called
                 if hooks is None and not call.done:
                     hooks = self._call_hooks(call, container_id, proceed)
                 if hooks is not None:
-                    outcome = await self._dispatcher.await_outcome(hooks.pending)
+                    outcome = await self._hooks.await_outcome(hooks.pending)
                     if not call.done:
                         hooks.on_outcome(outcome)
             finally:
@@ -81,17 +81,17 @@ class UpdateQueue:
             proceed(call)
             return None
         lifecycle_events, offered = (
-            self._dispatcher.lifecycle_events,
+            self._hooks.lifecycle_events,
             self._executor.state.cpus_without_hooks(container),
         )
 
         def decided(outcome: Outcome) -> None:
-            applied = self._dispatcher.apply(call, outcome)
-            if applied is not None and not self._dispatcher.forward_if_released(call):
-                self._dispatcher.narrow(container_id, applied, offered)
+            applied = self._hooks.apply(call, outcome)
+            if applied is not None and not self._hooks.forward_if_released(call):
+                self._hooks.narrow(container_id, applied, offered)
                 proceed(call)
 
-        pending = self._dispatcher.start_hooks(
+        pending = self._hooks.start_hooks(
             PreUpdateContainerResources(
                 *lifecycle_events.facts(container),
                 lifecycle_events.decision(container),

@@ -1,6 +1,6 @@
 """The hook engine: calls all hooks of a point, and isolates the daemon from their failures.
 
-Theory. A call runs the hooks of its point in order of their names (``dispatch``). Each answer is checked
+Theory. A call runs the hooks of its point in order of their names (``sequence``). Each answer is checked
 (``checks``) and claims the fields that it sets (``claims``); the merged answers go to the validating hooks;
 then there is an outcome. If a hook raises, answers something invalid, is late or sets a field that another
 hook has set, its whole answer is dropped or the call is refused, depending on its policy. A hook that fails
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 
 from proxy.hooks.answers import Update
 from proxy.hooks.engine.claims import FieldClaims
-from proxy.hooks.engine.dispatch import Dispatch
 from proxy.hooks.engine.errors import FailureLog
-from proxy.hooks.engine.invoke import DispatchContext
+from proxy.hooks.engine.invoke import EngineContext
 from proxy.hooks.engine.log_capture import HookLogHandler
 from proxy.hooks.engine.loop_interrupt import Alarm, make_alarm
 from proxy.hooks.engine.notifier import HookNotifier
+from proxy.hooks.engine.sequence import HookSequence
 from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown, Synchronize
@@ -104,7 +104,7 @@ class HookEngine:
         self._apply_updates = apply_updates
         self._failures = FailureLog(report_problem, clock)
         self._logs = HookLogHandler()
-        self._context = DispatchContext(clock, self._failures.report_failure)
+        self._context = EngineContext(clock, self._failures.report_failure)
         self._hooks: tuple[Hook, ...] = ()
         self._notifiers: dict[Hook, HookNotifier] = {}
         self._by_point: dict[str, _PointHooks] = {}
@@ -184,7 +184,7 @@ class HookEngine:
             return NO_HOOKS_CALLED
         if self._context.loop is None:
             self._context.loop = asyncio.get_running_loop()
-        call = Dispatch(
+        call = HookSequence(
             self._context, event, at_point.hook_slots, at_point.validators, forced_timeout_s=forced_timeout_s
         )
         if self._alarm is not None and at_point.runs_on_loop():

@@ -37,7 +37,7 @@ CheckedAnswer = tuple[AnswerFields | Veto | None, HookFailure | None]
 class MergedAnswers:
     """The merged answers of one call, whether it is refused, and what failed.
 
-    Only the thread that holds the call's ticket (``dispatch``) may change it.
+    Only the thread that holds the call's ticket (``call_holder``) may change it.
     """
 
     __slots__ = ("_claims", "failures", "firm", "refusal")
@@ -131,7 +131,7 @@ def is_skipped(hook: Hook, event: Point) -> bool:
 # What all calls share, and cancelling.
 
 
-class DispatchContext:
+class EngineContext:
     """What all calls of an engine share: the clock, the runners, and a way to post to the event loop."""
 
     def __init__(
@@ -192,7 +192,7 @@ class HookTask:
         self.is_cancel_processed = True
 
 
-def cancel(context: DispatchContext, slots: HookSlots, runs_in: Runner | HookTask) -> None:
+def cancel(context: EngineContext, slots: HookSlots, runs_in: Runner | HookTask) -> None:
     """Stop an overdue hook if that is possible; runs on the loop."""
     if isinstance(runs_in, HookTask):
         runs_in.loop_thread.cancel(runs_in.tasks, runs_in.record_cancel)
@@ -204,7 +204,7 @@ def cancel(context: DispatchContext, slots: HookSlots, runs_in: Runner | HookTas
         _interrupt(context, runs_in, 0)
 
 
-def _check_cancelled(context: DispatchContext, hook_task: HookTask) -> None:
+def _check_cancelled(context: EngineContext, hook_task: HookTask) -> None:
     """Abandon the hook's loop if it has not even processed the cancellation: it is blocked."""
     loop_thread = hook_task.loop_thread
     if hook_task.is_cancel_processed or loop_thread.is_abandoned or loop_thread.has_returned:
@@ -213,7 +213,7 @@ def _check_cancelled(context: DispatchContext, hook_task: HookTask) -> None:
     _interrupt(context, loop_thread, 0)
 
 
-def _interrupt(context: DispatchContext, target: InterruptTarget, count: int) -> None:
+def _interrupt(context: EngineContext, target: InterruptTarget, count: int) -> None:
     """Raise an exception in a thread until the hook returns: at once, then less often, for two minutes."""
     if target.has_returned or count >= _MOST_INTERRUPTS or context.loop is None or context.loop.is_closed():
         return

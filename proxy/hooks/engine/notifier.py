@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from proxy.hooks.answers import Update
 from proxy.hooks.engine.claims import FieldClaims, fields_set_by
-from proxy.hooks.engine.dispatch import Dispatch
 from proxy.hooks.engine.errors import HookFailure
-from proxy.hooks.engine.invoke import DispatchContext
+from proxy.hooks.engine.invoke import EngineContext
+from proxy.hooks.engine.sequence import HookSequence
 from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.events import Point
 
@@ -41,7 +41,7 @@ class HookNotifier:
 
     __slots__ = ("_apply_updates", "_busy", "_context", "_is_dropping", "_queue", "slots")
 
-    def __init__(self, context: DispatchContext, slots: HookSlots, apply_updates: ApplyUpdates) -> None:
+    def __init__(self, context: EngineContext, slots: HookSlots, apply_updates: ApplyUpdates) -> None:
         self._context = context
         self._apply_updates = apply_updates
         self._queue: deque[_QueuedEvent] = deque()
@@ -112,12 +112,12 @@ class HookNotifier:
             return
         item = self._queue.popleft()
 
-        def on_outcome(call: Dispatch) -> None:
+        def on_outcome(call: HookSequence) -> None:
             self._answered(item, call)
             # Not called directly: calls that end at once would nest.
             asyncio.get_running_loop().call_soon(self._send_next)
 
-        Dispatch(
+        HookSequence(
             self._context,
             item.event,
             (self.slots,),
@@ -125,7 +125,7 @@ class HookNotifier:
             forced_timeout_s=item.forced_timeout_s,
         ).start(inline=False)
 
-    def _answered(self, item: _QueuedEvent, call: Dispatch) -> None:
+    def _answered(self, item: _QueuedEvent, call: HookSequence) -> None:
         outcome, error = call.outcome, call.error
         if outcome is not None and outcome.adjustment.updates:
             clash = item.claims.claim(self.slots.hook.name, fields_set_by(outcome.adjustment))

@@ -37,13 +37,13 @@ _IGNORED_BY_BREAKER = frozenset(("conflict", "hangs", "queue", "open"))
 
 
 class Waiter(Protocol):
-    """A dispatch that may have to wait for a slot."""
+    """A sequence of hooks that may have to wait for a slot."""
 
     def on_queued(self) -> None:
-        """Record that the dispatch waits for a slot from now on."""
+        """Record that the sequence waits for a slot from now on."""
 
     def take_turn(self) -> bool:
-        """Accept a free slot; False if the dispatch does not wait any more."""
+        """Accept a free slot; False if the sequence does not wait any more."""
 
     def resume(self) -> None:
         """Continue with the slot."""

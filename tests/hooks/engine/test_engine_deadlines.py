@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from proxy.hooks.answers import Adjustment
-from proxy.hooks.engine import dispatch, invoke
-from proxy.hooks.engine.dispatch import CallHolder, Dispatch
+from proxy.hooks.engine import invoke, sequence
+from proxy.hooks.engine.call_holder import CallHolder
 from proxy.hooks.engine.errors import HookFailure
 from proxy.hooks.engine.event_loops import LoopThread
-from proxy.hooks.engine.invoke import DispatchContext, HookTask
+from proxy.hooks.engine.invoke import EngineContext, HookTask
 from proxy.hooks.engine.runners import JobResult, Runner
+from proxy.hooks.engine.sequence import HookSequence
 from proxy.hooks.engine.slots import MOST_CALLS, MOST_OVERDUE, HookSlots
 from proxy.hooks.engine.thread_interrupt import OverdueError
 from proxy.hooks.events import PreStartContainer
@@ -246,7 +247,7 @@ def test_a_hook_with_too_many_overdue_calls_is_not_called(setup: Any) -> None:
 
 
 def test_all_hooks_of_a_call_together_have_a_bound(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "LONGEST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(sequence, "LONGEST_TIMEOUT_S", 0.1)
 
     async def scenario() -> None:
         setup.use(hook("10-a", setup.hang, timeout=60.0), hook("20-b", good, timeout=60.0))
@@ -265,7 +266,7 @@ def test_a_call_waits_for_a_slot_no_longer_than_its_deadline(
         for _ in range(MOST_CALLS):
             setup.engine.call_hooks(setup.create())
         await setup.until(lambda: setup.report("10-a").running == MOST_CALLS)
-        monkeypatch.setattr(dispatch, "LONGEST_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(sequence, "LONGEST_TIMEOUT_S", 0.1)
         await setup.call()
         assert setup.logged == ["hook 10-a: it did not begin in time: it is busy with other calls"]
         setup.gate.set()
@@ -469,7 +470,7 @@ def test_a_coroutine_whose_loop_ended_before_it_began_has_returned() -> None:
 def test_a_cancelled_coroutine_is_cancelled_only_once() -> None:
     loop_thread = LoopThread("x", print, lambda: None)
     invoke._check_cancelled(
-        DispatchContext(time.monotonic, print), HookTask(loop_thread, is_cancel_processed=True)
+        EngineContext(time.monotonic, print), HookTask(loop_thread, is_cancel_processed=True)
     )
     assert not loop_thread.is_abandoned
     loop_thread.close()
@@ -477,7 +478,7 @@ def test_a_cancelled_coroutine_is_cancelled_only_once() -> None:
 
 def test_an_error_in_an_abandoned_runner_does_not_end_the_call(setup: Any) -> None:
     slots = HookSlots(hook("10-a", good), print)
-    call = Dispatch(DispatchContext(time.monotonic, print), setup.create(), (slots,))
+    call = HookSequence(EngineContext(time.monotonic, print), setup.create(), (slots,))
     has_ended, busy = Runner.__new__(Runner), Runner.__new__(Runner)
     assert call._take_from_hook(CallHolder([True], slots, has_ended, 0.0))
     assert not call._take_from_hook(CallHolder([], slots, busy, 0.0)), "the hook has just answered"
@@ -494,7 +495,7 @@ def test_an_internal_error_about_a_late_hook_ends_the_call(
         raise LookupError
 
     async def scenario() -> None:
-        monkeypatch.setattr("proxy.hooks.engine.dispatch.cancel", fault)
+        monkeypatch.setattr("proxy.hooks.engine.sequence.cancel", fault)
         setup.use(hook("10-a", setup.hang))
         assert (await setup.call()).refusal == ""
 

@@ -1,35 +1,32 @@
 """Call the hooks of one event, one after the other, each within its deadline.
 
-Theory. A dispatch calls one hook at a time. Only the thread that owns its *ticket* may continue it. The
-ticket is a list with one item, and the thread that pops the item owns it. The thread that calls a hook pops
-it when the hook has answered and the answer is checked; the event loop pops it when the hook's deadline has
-passed. One of the two gets the item; the other finds the list empty and discards its result. So a dispatch
-needs no lock, and a late answer cannot be used.
+Theory. A sequence calls one hook at a time. Either the thread that calls the hook continues with the next one
+when the hook has answered, or the event loop does when the hook's deadline has passed. The ticket of the hook
+decides which of them (``call_holder``), so no lock is needed, and a late answer cannot be used.
 
 Hooks that are plain functions are called one after the other in one runner, coroutines on their own loops.
 When all hooks have answered, the validating hooks receive the merged answers. The outcome is set at the end,
 exactly once.
 
-The event loop blocks briefly for hooks that were quick recently, and then watches the dispatch with a timer.
-``notify_outcome`` notifies it of the outcome. Each section below names the thread that runs it.
+The event loop blocks briefly for hooks that were quick recently, and then watches the sequence with a timer.
+``outcome_signal`` notifies it of the outcome. Each section below names the thread that runs it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 
-from msgspec import Struct
-
 from proxy.hooks.answers import Veto
 from proxy.hooks.engine import invoke
+from proxy.hooks.engine.call_holder import CallHolder
 from proxy.hooks.engine.claims import AnswerFields
 from proxy.hooks.engine.errors import HookFailure, call_description, duration
-from proxy.hooks.engine.invoke import DispatchContext, HookTask, MergedAnswers, cancel
+from proxy.hooks.engine.invoke import EngineContext, HookTask, MergedAnswers, cancel
 from proxy.hooks.engine.loop_interrupt import Alarm
+from proxy.hooks.engine.outcome_signal import OutcomeSignal
 from proxy.hooks.engine.runners import JobResult, Runner
 from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.events import POINTS, VALIDATES, Point
@@ -40,58 +37,41 @@ INLINE_WAIT_S = 0.0003
 SHORTEN_SWITCH_S = 0.005
 """After this time the interpreter's switch interval is shortened while a hook still runs."""
 REMOTE_EXTRA_S = 0.1
-"""The client of a server has the same deadline and a better error, so the dispatch waits this much longer."""
+"""The client of a server has the same deadline and a better error, so the sequence waits this much longer."""
 _END_GRACE_S = 2.0
 _SHORTEST_TIMER_S = 0.001
 
 
-class DispatchStep(Enum):
-    """The next step of a dispatch."""
+class NextStep(Enum):
+    """The next step of a sequence."""
 
     READY = "a hook is to be called"
     WAITS = "waits for a slot"
     DONE = "all hooks have been called"
 
 
-class CallHolder(Struct, frozen=True, eq=False):
-    """The hook that a dispatch is calling, and the ticket to continue from there.
-
-    Attributes:
-        ticket: Has one item; the thread that pops it continues the dispatch.
-        slots: The slots of the hook that is called; None while the dispatch waits for a slot.
-        runs_in: The runner or coroutine that the hook runs in.
-        deadline: When the hook is overdue.
-    """
-
-    ticket: list[bool]
-    slots: HookSlots | None
-    runs_in: Runner | HookTask | None
-    deadline: float
-
-
-class Dispatch:
-    """One event, its hooks, and their answers so far."""
+class HookSequence:
+    """One event, the hooks to call for it in order, and their answers so far."""
 
     __slots__ = (
-        "_abandoned", "_answers", "_context", "_forced_timeout_s", "_hook_slots", "_inline_lock",
-        "_is_delivered", "_must_post_outcome", "_next_index", "_on_outcome", "_outcome_ticket",
-        "_overall_deadline", "_queued", "_slots", "_timer", "_token", "_validators", "_waiters", "event",
-        "holder", "outcome", "timer_due",
+        "_abandoned", "_answers", "_context", "_forced_timeout_s", "_hook_slots", "_is_delivered",
+        "_next_index", "_on_outcome", "_outcome_ticket", "_overall_deadline", "_queued", "_signal", "_slots",
+        "_timer", "_token", "_validators", "event", "holder", "outcome", "timer_due",
     )  # fmt: skip
 
     def __init__(
         self,
-        context: DispatchContext,
+        context: EngineContext,
         event: Point,
         hook_slots: Sequence[HookSlots],
         validators: Sequence[HookSlots] | None = None,
-        on_outcome: Callable[[Dispatch], None] | None = None,
+        on_outcome: Callable[[HookSequence], None] | None = None,
         forced_timeout_s: float = 0.0,
     ) -> None:
-        """Make a call.
+        """Make a sequence; no hook is called yet.
 
         Args:
-            context: What all calls share.
+            context: What all sequences share.
             event: The event that hooks receive.
             hook_slots: The hooks to call, in order.
             validators: The hooks that validate their merged answers.
@@ -116,11 +96,9 @@ class Dispatch:
         self._outcome_ticket = [True]
         self._abandoned: dict[Runner, HookSlots] = {}
         self._on_outcome = on_outcome
-        self._inline_lock: threading.Lock | None = None
-        self._must_post_outcome = False
+        self._signal = OutcomeSignal(context)
         self._is_delivered = False
         self._timer: asyncio.TimerHandle | None = None
-        self._waiters: list[asyncio.Future[None]] = []
 
     # Starting, waiting and the outcome: on the event loop.
 
@@ -143,33 +121,35 @@ class Dispatch:
     def _start_on_loop(self, alarm: Alarm) -> None:
         """Call pure hooks on the loop itself; a call that takes too long continues in a thread."""
         step = self._select_next()
-        while step is DispatchStep.READY:
+        while step is NextStep.READY:
             slots, begun = self._slots, self._context.clock()
             answered = alarm.call(invoke.invoke, slots.hook, self.event, self._answers)
             if answered is None:
                 slots.count_interruption()
-                self._must_post_outcome = True
+                self._signal.post_from_now()
                 if not self._start_call():
                     self.start_next()
                 break
             self._record_result(slots, *answered, self._context.clock() - begun)
             step = self._select_next()
         else:
-            if step is DispatchStep.DONE:
+            if step is NextStep.DONE:
                 self._conclude()
-            self._must_post_outcome = self.outcome is None
-        self._deliver_outcome() if self.outcome is not None else self._set_timer(SHORTEN_SWITCH_S)
+            if self.outcome is None:
+                self._signal.post_from_now()
+        self._deliver_or_watch()
 
     def _start(self, inline: bool) -> None:
-        done: threading.Lock | None = None
         if inline:
-            self._inline_lock = done = threading.Lock()
-            done.acquire()
+            self._signal.expect_soon()
         self.start_next()
-        if done is not None and self.outcome is None:
-            done.acquire(timeout=INLINE_WAIT_S)
+        if inline and self.outcome is None:
+            self._signal.wait_briefly(INLINE_WAIT_S)
         if self.outcome is None:
-            self._must_post_outcome = True
+            self._signal.post_from_now()
+        self._deliver_or_watch()
+
+    def _deliver_or_watch(self) -> None:
         if self.outcome is not None:
             self._deliver_outcome()
         else:
@@ -178,22 +158,8 @@ class Dispatch:
     async def wait(self) -> Outcome:
         """Wait for the outcome."""
         while self.outcome is None:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
+            await self._signal.wait()
         return self.outcome
-
-    def notify_outcome(self) -> None:
-        """Notify the loop that there is an outcome, unless it is checking already; from any thread."""
-        done, self._inline_lock = self._inline_lock, None
-        if done is not None:
-            done.release()
-        if self._must_post_outcome:
-            self._context.post(self._deliver_outcome)
 
     def _deliver_outcome(self) -> None:
         if self._is_delivered:
@@ -204,9 +170,7 @@ class Dispatch:
             self._timer = None
         for hook, failure in self._answers.failures:
             self._context.report_failure(hook, failure)
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._signal.wake()
         if self._on_outcome is not None:
             self._on_outcome(self)
 
@@ -254,14 +218,13 @@ class Dispatch:
     def _take_from_hook(self, holder: CallHolder) -> bool:
         """Withdraw the ticket of the hook that is called; return False if the hook has just answered."""
         if isinstance(holder.runs_in, Runner) and holder.slots is not None:
-            self._abandoned[holder.runs_in] = (
-                holder.slots
-            )  # set first: the runner may find at once that it lost the call
-            if not _pop_ticket(holder):
+            # Set first: the runner may find at once that it lost the call.
+            self._abandoned[holder.runs_in] = holder.slots
+            if not holder.take_ticket():
                 del self._abandoned[holder.runs_in]
                 return False
             return True
-        return _pop_ticket(holder)
+        return holder.take_ticket()
 
     def _shorten_switch_interval(self, holder: CallHolder, runner: Runner) -> None:
         """Shorten the interpreter's switch interval while a hook's function takes long."""
@@ -293,10 +256,10 @@ class Dispatch:
         """Find the next hook and start its call elsewhere; never called from a runner."""
         while True:
             step = self._select_next()
-            if step is DispatchStep.DONE:
+            if step is NextStep.DONE:
                 self._conclude()
-                self.notify_outcome()
-            elif step is DispatchStep.READY and not self._start_call():
+                self._signal.notify(self._deliver_outcome)
+            elif step is NextStep.READY and not self._start_call():
                 continue
             return
 
@@ -312,7 +275,7 @@ class Dispatch:
             return False
         return True
 
-    def _select_next(self) -> DispatchStep:
+    def _select_next(self) -> NextStep:
         while not self._answers.refusal:
             if self._next_index == len(self._hook_slots):
                 if self._validators is None:
@@ -330,12 +293,12 @@ class Dispatch:
             self._slots = slots
             permit = slots.acquire(self, now, self._forced_timeout_s > 0, self._context.runners.is_overloaded)
             if permit is None:
-                return DispatchStep.WAITS
+                return NextStep.WAITS
             if isinstance(permit, int):
                 self._token = permit
-                return DispatchStep.READY
+                return NextStep.READY
             self._record_skipped(slots, permit)
-        return DispatchStep.DONE
+        return NextStep.DONE
 
     def _may_call(self, slots: HookSlots) -> bool:
         """Return whether the hook may be called, now that a slot is free."""
@@ -367,10 +330,10 @@ class Dispatch:
                 elif not self._call(self._slots, runner):
                     return JobResult.ABANDONED
             step = self._select_next()
-            if step is DispatchStep.DONE:
+            if step is NextStep.DONE:
                 self._conclude()
                 return JobResult.DONE
-            if step is DispatchStep.WAITS:
+            if step is NextStep.WAITS:
                 return JobResult.HANDED_ON
             ready = True
 
@@ -385,13 +348,10 @@ class Dispatch:
         """Call a function and take its answer; return False if it took too long and lost the ticket."""
         clock = self._context.clock
         start = clock()
-        ticket = [True]
-        holder = CallHolder(ticket, slots, runner, self._deadline(slots, start))
+        holder = CallHolder([True], slots, runner, self._deadline(slots, start))
         self._set_holder(holder)
         answer, failure = invoke.invoke(slots.hook, self.event, self._answers)
-        try:
-            ticket.pop()
-        except IndexError:
+        if not holder.take_ticket():
             return False
         self._accept_answer(holder, slots, answer, failure, start)
         return True
@@ -430,16 +390,14 @@ class Dispatch:
 
     async def _run_coroutine(self, slots: HookSlots, holder: CallHolder, start: float) -> None:
         answer, failure = await invoke.invoke_async(slots.hook, self.event, self._answers)
-        try:
-            holder.ticket.pop()
-        except IndexError:
+        if not holder.take_ticket():
             return
         try:
             self._accept_answer(holder, slots, answer, failure, start)
             self.start_next()
         except Exception as error:  # noqa: BLE001 - an internal error must not leave the call hanging
             self.on_internal_error(error, None)
-            self.notify_outcome()
+            self._signal.notify(self._deliver_outcome)
 
     def _set_holder(self, holder: CallHolder) -> None:
         """Record the hook that is called; let the loop check again if its timer would come too late."""
@@ -499,6 +457,10 @@ class Dispatch:
             self.outcome = Outcome()
         return JobResult.DONE
 
+    def notify_outcome(self) -> None:
+        """See ``runners.Job``."""
+        self._signal.notify(self._deliver_outcome)
+
     def on_returned(self, runner: Runner) -> None:
         """A runner that was abandoned with this call has returned."""
         if (slots := self._abandoned.get(runner)) is not None:
@@ -507,13 +469,13 @@ class Dispatch:
     # Called by the slots of a hook (``slots.Waiter``); from any thread.
 
     def on_queued(self) -> None:
-        """Record that the dispatch waits for a slot."""
+        """Record that the sequence waits for a slot."""
         self._queued = True
         self.holder = CallHolder([True], None, None, self._overall_deadline)
 
     def take_turn(self) -> bool:
-        """Accept a free slot; return False if the dispatch does not wait for one any more."""
-        return _pop_ticket(self.holder)
+        """Accept a free slot; return False if the sequence does not wait for one any more."""
+        return self.holder.take_ticket()
 
     def resume(self) -> None:
         """Continue with the slot."""
@@ -526,11 +488,3 @@ class Dispatch:
         self._queued, self._token = False, 0
         self._record_result(self._slots, None, failure, None)
         self.start_next()
-
-
-def _pop_ticket(holder: CallHolder) -> bool:
-    try:
-        holder.ticket.pop()
-    except IndexError:
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""Call hooks for one held call, and apply their answers: the common part of all calls."""
+"""Call hooks for held calls, and apply their answers: what all methods have in common."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ OnOutcome = Callable[[Outcome], None]
 LookUp = Callable[[str], Awaitable[object]]
 
 
-class HookDispatcher:
-    """Passes a call to the hooks and applies their answers."""
+class HeldCallHooks:
+    """Calls hooks for held calls, and applies their answers."""
 
     def __init__(
         self,
         executor: NodeExecutor,
-        hooks: HookCaller,
+        hook_caller: HookCaller,
         updates: HookUpdates,
         lifecycle_events: LifecycleEvents,
         spawn: SpawnForCall,
@@ -49,14 +49,14 @@ class HookDispatcher:
 
         Args:
             executor: The node.
-            hooks: Calls the hooks.
+            hook_caller: Calls the hooks.
             updates: Applies the updates that hooks request for other containers.
             lifecycle_events: Has the facts that hooks are called with.
             spawn: Runs a coroutine that decides a call.
             look_up: Looks up the missing facts of a container or sandbox.
             owned_cpus: Hooks may assign CPUs that have owners.
         """
-        self.hooks = hooks
+        self.hook_caller = hook_caller
         self.executor = executor
         self.lifecycle_events = lifecycle_events
         self.spawn = spawn
@@ -80,7 +80,7 @@ class HookDispatcher:
     def start_hooks(self, event: Point) -> PendingOutcome:
         """Call the hooks of an event's point."""
         try:
-            return self.hooks.call_hooks(event)
+            return self.hook_caller.call_hooks(event)
         except Exception as error:  # noqa: BLE001  an internal error costs the hooks, never the call
             self.executor.report_internal_error(error)
             return NO_HOOKS_CALLED
