@@ -12,7 +12,7 @@ import signal
 
 from msgspec import Struct
 
-from proxy.config.checks import start_config
+from proxy.config.machine_checks import start_config
 from proxy.config.schema import Config
 from proxy.model.machine import Machine
 from proxy.sockets.unix_socket import Listener, open_listener

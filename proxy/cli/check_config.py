@@ -65,7 +65,7 @@ def check_config(file: Path | None, defaults: bool, schema: bool, **options: str
 
 def _startable(config: Config) -> Config:
     """Return the configuration that the daemon would start with: without cluster settings that do not fit."""
-    from proxy.config.checks import start_config
+    from proxy.config.machine_checks import start_config
     from proxy.topology.reader import read_machine
 
     if config.without_cluster is None:
@@ -78,7 +78,7 @@ def _startable(config: Config) -> Config:
 
 def _machine_remarks(config: Config) -> Iterator[str]:
     from proxy.config import check_against
-    from proxy.config.checks import partly_reserved_cores
+    from proxy.config.machine_checks import partly_reserved_cores
     from proxy.executor.rules_from_config import node_rules
     from proxy.topology.reader import read_machine
 

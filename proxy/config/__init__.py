@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from proxy.config.checks import check, check_against
+from proxy.config.checks import check
 from proxy.config.endpoint import parse_endpoint, show_endpoint
 from proxy.config.load import DEFAULT_FILE, load, override, parse
+from proxy.config.machine_checks import check_against
 from proxy.config.schema import (
     Config,
     CpuManagerPolicy,

@@ -26,8 +26,8 @@ from proxy.backends.cgroup.cpuset import open_cgroups
 from proxy.backends.kubelet.small_file import read_small_file
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.config import Config, check_against
-from proxy.config.checks import partly_reserved_cores, start_config
 from proxy.config.files import exposed_files
+from proxy.config.machine_checks import partly_reserved_cores, start_config
 from proxy.doctor.certificate import expiry
 from proxy.doctor.facts import (
     AttachFacts,

@@ -25,11 +25,16 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-import msgspec
-from msgspec import Struct, field
-
 from proxy.agent.api_client import ApiClient, ApiServerError, retry_after
 from proxy.agent.watcher import SILENCE_S
+from proxy.extender.arguments import (
+    ExtenderArgs,
+    decoded,
+    node_names,
+    proposed_victims,
+    text_of,
+    value_of,
+)
 from proxy.extender.cluster_view import ClusterView
 from proxy.extender.http_server import HttpAnswer
 from proxy.extender.lease import Lease
@@ -70,24 +75,6 @@ UNRESOLVABLE = (UNKNOWN, NOT_STATIC, OTHER_POLICY, AdmissionRule.NAMESPACE.reaso
 """Reasons that persist whichever pods end."""
 
 
-class Victim(Struct, frozen=True):
-    """A pod that kube-scheduler proposes to end (``MetaPod``)."""
-
-    uid: str = field(name="UID")
-
-
-class Victims(Struct, frozen=True):
-    """The pods of one node that kube-scheduler proposes to end (``MetaVictims``)."""
-
-    pods: list[Victim] | None = field(default=None, name="Pods")
-    violations: int = field(default=0, name="NumPDBViolations")
-
-
-ExtenderArgs = dict[str, msgspec.Raw]
-"""The fields of a request."""
-_REQUEST = msgspec.json.Decoder(ExtenderArgs)
-_NAMES = msgspec.json.Decoder(list[str])
-_VICTIMS = msgspec.json.Decoder(dict[str, Victims | None])
 _SCALE = 10
 """An extender's highest score is 10 for kube-scheduler, and 100 for us."""
 
@@ -154,7 +141,7 @@ class ExtenderService:
         began, result = time.perf_counter(), "error"
         try:
             self._check_may_decide()
-            answer = await verb(_decoded(body))
+            answer = await verb(decoded(body))
             has_failed = isinstance(answer.value, dict) and answer.value.get("Error")
             result = "error" if has_failed else "ok"
         except CannotDecideError as error:
@@ -172,7 +159,7 @@ class ExtenderService:
 
     async def _filter(self, args: ExtenderArgs) -> HttpAnswer:
         demand = self._demand(args)
-        result = self._table.filter(demand, _names(args))
+        result = self._table.filter(demand, node_names(args))
         self._retries.record_retried(demand.key)
         if result.fits:
             self._waiting.record_placed(demand.key)
@@ -183,7 +170,7 @@ class ExtenderService:
             reason = cause.partition(":")[0]
             kind = "FailedAndUnresolvableNodes" if reason in UNRESOLVABLE else "FailedNodes"
             failed[kind][name] = reason
-        if not result.fits and (cause := self._reason_to_try_again(_names(args), failed["FailedNodes"])):
+        if not result.fits and (cause := self._reason_to_try_again(node_names(args), failed["FailedNodes"])):
             # No event follows when this cause ends; after an error kube-scheduler asks again by itself.
             return HttpAnswer({"Error": f"cannot decide on {demand.ref}: {cause}"})
         if not result.fits:
@@ -191,7 +178,7 @@ class ExtenderService:
         return HttpAnswer({"NodeNames": result.fits, **failed, "Error": ""})
 
     async def _prioritize(self, args: ExtenderArgs) -> HttpAnswer:
-        names = _names(args)
+        names = node_names(args)
         scores = self._table.scores(self._demand(args), names, self._strategy)
         if len(set(scores)) < 2:
             return HttpAnswer([])  # only differences count, and a thousand equal scores take a millisecond
@@ -205,8 +192,8 @@ class ExtenderService:
             return await self._bind_one(args)
 
     async def _bind_one(self, args: ExtenderArgs) -> HttpAnswer:
-        namespace, name = _text(args, "PodNamespace"), _text(args, "PodName")
-        uid, node = _text(args, "PodUID"), _text(args, "Node")
+        namespace, name = text_of(args, "PodNamespace"), text_of(args, "PodName")
+        uid, node = text_of(args, "PodUID"), text_of(args, "Node")
         demand = self._demand_by_uid.get(uid) or await self._read_pod(namespace, name, uid)
         before = self._table.assumed_pod(uid)
         if before is not None and before.bound:
@@ -229,11 +216,7 @@ class ExtenderService:
 
     async def _preempt(self, args: ExtenderArgs) -> HttpAnswer:
         demand = self._demand(args)
-        try:
-            proposed = _VICTIMS.decode(args.get("NodeNameToMetaVictims", b"null"))
-        except msgspec.DecodeError as error:
-            message = "NodeNameToMetaVictims is missing or malformed (nodeCacheCapable must be set)"
-            raise InputError(f"cannot preempt: {message}") from error
+        proposed = proposed_victims(args)
         answer = {}
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -285,7 +268,7 @@ class ExtenderService:
         sent = bytes(args.get("Pod", b"null"))
         demand = self._demand_by_json.get(sent)
         if demand is None:
-            pod = _value(args, "Pod")
+            pod = value_of(args, "Pod")
             if not isinstance(pod, dict):
                 raise InputError("cannot read the request: Pod is missing")
             demand = self._demand_by_json[sent] = read_demand(pod)
@@ -420,38 +403,6 @@ class ExtenderService:
         }
         families = (family(metric, samples) for metric, samples in read.items())
         return "".join([self._registry.text(), *families])
-
-
-def _decoded(body: bytes) -> ExtenderArgs:
-    try:
-        return _REQUEST.decode(body)
-    except msgspec.ValidationError as error:
-        raise InputError("cannot read the request: it is not an object") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"cannot read the request: {error}") from error
-
-
-def _value(args: ExtenderArgs, name: str) -> Any:
-    """Return the value of a field; None if there is none."""
-    try:
-        return msgspec.json.decode(args.get(name, b"null"))
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"cannot read the request: {name}: {error}") from error
-
-
-def _names(args: ExtenderArgs) -> list[str]:
-    try:
-        return _NAMES.decode(args.get("NodeNames", b"null"))
-    except msgspec.DecodeError as error:
-        message = "NodeNames is missing (nodeCacheCapable must be set)"
-        raise InputError(f"cannot read the request: {message}") from error
-
-
-def _text(args: ExtenderArgs, name: str) -> str:
-    value = _value(args, name)
-    if not isinstance(value, str) or not value:
-        raise InputError(f"cannot read the request: {name} is missing")
-    return value
 
 
 def _drop_oldest(cache: OrderedDict[Any, PodDemand], most: int) -> None:

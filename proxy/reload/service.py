@@ -22,9 +22,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from proxy.config.checks import check, check_start, configuration_error
+from proxy.config.checks import check, configuration_error
 from proxy.config.cluster_config import IGNORED
 from proxy.config.files import exposed_files
+from proxy.config.machine_checks import check_start
 from proxy.config.schema import Config
 from proxy.model import schema_ids
 from proxy.model.errors import ConfigError, TopoproxyError

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from proxy.config import Config
-from proxy.config.checks import usable_memory
 from proxy.config.list_kinds import EVICTION_DEFAULT
+from proxy.config.machine_checks import usable_memory
 from proxy.config.schema import MemoryManagerPolicy
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState

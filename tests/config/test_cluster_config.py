@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from proxy.config.checks import start_config
 from proxy.config.cluster_config import FILE_NAME
 from proxy.config.files import exposed_files
 from proxy.config.load import load, override
+from proxy.config.machine_checks import start_config
 from proxy.config.schema import Config
 from proxy.model.errors import ConfigError
 from proxy.topology.regular_machine import regular_machine

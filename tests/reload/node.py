@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from proxy.config.checks import start_config
 from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.load import load, override
+from proxy.config.machine_checks import start_config
 from proxy.config.origin import Origin
 from proxy.daemon import Daemon
 from tests.testkit.daemon import DaemonNode
