@@ -2,8 +2,8 @@
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``cpuAccumulator``. Units with the
 fewest free CPUs come first, ties by id; units without a free CPU are left out. Inner units are listed per
-outer unit, in the order of the outer units. If there are at least as many sockets as NUMA nodes, nodes stand
-above sockets; otherwise sockets stand above nodes. Cores are inside the second level.
+outer unit, in the order of the outer units. If there are at least as many sockets as NUMA nodes, nodes are
+above sockets; otherwise sockets are above nodes. Cores are inside the second level.
 """
 
 from __future__ import annotations

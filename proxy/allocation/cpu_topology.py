@@ -161,7 +161,7 @@ class CpuTopology:
 
     @property
     def nodes_first(self) -> bool:
-        """Return whether a socket is at most as large as a NUMA node, so that nodes stand above sockets."""
+        """Return whether a socket is at most as large as a NUMA node, so that nodes are above sockets."""
         return self.counts.sockets >= self.counts.numa_nodes
 
 

@@ -15,7 +15,7 @@ groups of the givers count.
 Cost. The *fullest* nodes are those with the most free CPUs. If nothing is left over, the evenest choices are
 those of the fullest nodes (after taking d from each of k nodes the sum of squares has fallen by 2d times
 their sum), and the first of them in list order is found node by node. Otherwise the choices are tried one by
-one, with two exact shortcuts. Nodes that stand next to each other with the same free count are
+one, with two exact shortcuts. Nodes that are next to each other in the list and have the same free count are
 interchangeable, so only choices that take the first of each such run are tried. And no choice is more even
 than *levelling*: among the k fullest nodes, every left-over group is taken from the node that is fullest at
 that moment (replacing a node by a fuller one, or moving a group to a fuller one, never makes the sum of

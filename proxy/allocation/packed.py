@@ -6,8 +6,8 @@ available. Of every kind of unit, those with the fewest available CPUs come firs
 best-fit, the request leaves the fewest CPUs behind, and untouched sockets stay untouched for requests that
 need them.
 
-The hierarchy follows the machine. If there are at least as many sockets as NUMA nodes, nodes stand above
-sockets; otherwise (several nodes in a socket) sockets stand above nodes. Cores are listed inside the second
+The hierarchy follows the machine. If there are at least as many sockets as NUMA nodes, nodes are above
+sockets; otherwise (several nodes in a socket) sockets are above nodes. Cores are listed inside the second
 level, so that a half-used node is finished before the next one is begun. The steps:
 
 1. whole units of the first level;

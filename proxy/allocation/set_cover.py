@@ -1,6 +1,6 @@
 """Choose few nodes whose amounts meet several needs at once.
 
-Theory. For one resource, the nodes with most of it are the answer. For several resources it is a covering
+Theory. For one resource, the nodes with the most of it are the answer. For several resources it is a covering
 problem with a limited number of nodes. Weigh the resources: a node's *score* is the weighted sum of its
 amounts, and if even the best scores together stay below the weighted sum of the needs, there is no choice.
 That holds for any weights, so they may be chosen to decide quickly: if the best nodes by score lack a
@@ -34,7 +34,7 @@ def choose(
     meets_all: Callable[[int], bool],
     apart: frozenset[int] = frozenset(),
 ) -> int | None:
-    """Choose at most some number of nodes.
+    """Choose at most ``size`` nodes.
 
     Args:
         nodes: The nodes to choose from.

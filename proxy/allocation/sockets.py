@@ -26,7 +26,7 @@ from proxy.allocation.hint_family import Family
 from proxy.model.idset import Mask
 
 CHOICES = 1000
-"""Up to this many choices of sockets all are tried."""
+"""If there are at most this many choices of sockets, all are tried."""
 
 
 class Sockets(Struct, frozen=True):

@@ -45,7 +45,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     metavar="[=DURATION]",
     help="Wait until the daemon answers and is ready, for at most 30s or the duration.",
 )
-@click.option("--cgroups", is_flag=True, help="Show also the cpuset that each cgroup has in the kernel.")
+@click.option("--cgroups", is_flag=True, help="Also show the cpuset that each cgroup has in the kernel.")
 @click.option("--memory", is_flag=True, help="Show on which NUMA nodes the memory of containers is, instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
 @click.option(

@@ -166,10 +166,11 @@ def _memory(config: Config) -> Iterator[str]:
     if config.eviction_memory is not None:
         required += config.eviction_memory
         right = {required}
-        parts = f"kubeReserved, systemReserved and evictionHard say {show_quantity(required)}"
+        parts = f"kubeReserved, systemReserved and evictionHard amount to {show_quantity(required)}"
     else:
         right = {required, required + EVICTION_DEFAULT}
-        parts = f"kubeReserved and systemReserved say {show_quantity(required)} (evictionHard may add to it)"
+        parts = f"kubeReserved and systemReserved amount to {show_quantity(required)}"
+        parts += " (evictionHard may add to it)"
     if reserved not in right:
         yield f"reservedMemory: the nodes keep {show_quantity(reserved)} of memory together, and {parts}"
 

@@ -75,7 +75,7 @@ def _read_hook(entry: YamlNode) -> HookSettings:
             next(value.entries(), None)
             config = value.plain()
         else:
-            hint = suggestion(name, known_keys) or "; the hook's own keys stand below config"
+            hint = suggestion(name, known_keys) or "; the hook's own keys belong below config"
             raise value.fault(f"unknown key{hint}")
     return HookSettings(timeout, policy, config)
 

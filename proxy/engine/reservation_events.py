@@ -155,7 +155,7 @@ class NoOtherPlacement(Struct, frozen=True):
 
 
 class PlacementWithdrawn(Struct, frozen=True):
-    """The create was answered in the meantime (a hook refused it, say); its placement is withdrawn."""
+    """The create was answered in the meantime, for example by a hook; its placement is withdrawn."""
 
 
 class ClientDisconnected(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Writes to the kernel the cpusets that the state wants. All writes run in the kernel worker's thread.
+"""Writes the planned cpusets to the kernel. All writes run in the kernel worker's thread.
 
 Each write uses the newest state, not the state from when the job was queued: see
 ``proxy.executor.background``. The memory nodes of a live container are not changed, because its memory may be
@@ -61,7 +61,7 @@ class WriteResult:
 
 
 class CpusetWriter:
-    """Writes wanted cpusets to cgroups.
+    """Writes the planned cpusets to cgroups.
 
     Attributes:
         cgroups: The tree of cgroups.
@@ -205,7 +205,7 @@ class CpusetWriter:
         may have narrowed the parent. The runtime creates the container's cgroup and writes its cpuset in one
         step, so a narrowed parent shows only when the start has failed. On v2 a cgroup that has no CPU of its
         parent runs on all CPUs of the parent, and they may have an owner: so the parent is widened before the
-        start. Mostly, the parent was narrowed by a fence that an earlier run of the daemon has left
+        start. Usually, the parent was narrowed by a fence that an earlier run of the daemon has left
         (``proxy.engine.pod_fence``).
         """
         done = WriteResult()
@@ -265,7 +265,7 @@ class CpusetWriter:
     def _in_bulk(self, state: NodeState, containers: list[Container], done: WriteResult) -> list[str]:
         """Write the containers with known cgroups, one cpuset after the other.
 
-        As soon as the state changes, the containers that are not written yet are left.
+        It stops as soon as the state changes.
 
         Returns:
             Ids of the containers that are not written yet, to be written one by one.

@@ -44,7 +44,7 @@ class Sandboxes:
         self._writes = writes
 
     def admit(self, pod: Pod, total: Request) -> PodDecided:
-        """Decide about a pod before its sandbox is created; what is reserved for it is taken at once.
+        """Decide about a pod before its sandbox is created; the resources set aside for it are taken at once.
 
         Returns:
             The decision, with the pod under a token. ``running`` or ``failed`` must be called later.

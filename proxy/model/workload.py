@@ -105,13 +105,13 @@ class Pod(Struct, frozen=True):
         cpuset: CPUs from the resource-status annotation; None if there is none or it is malformed.
         defects: The defects of its labels and annotations.
         nodes: NUMA nodes whose part of a pool the annotation binds the pod to; None for no such binding.
-        bind_required, bind_preferred: How it wants its CPUs bound (resource-spec annotation).
+        bind_required, bind_preferred: How its CPUs are to be bound (resource-spec annotation).
         exclusive: The pods that it would rather not share cores or NUMA nodes with (the same annotation).
         requests: The requests of its containers, from kubelet; None if only the CRI request is known.
         source: Where ``requests`` came from, as text.
         cpuset_chosen_locally: Whether ``cpuset`` was chosen here for the pod, and not named by a scheduler.
         reserved_for_pod: The decision for the pod as a whole; None if each container is decided by itself.
-        aligned: How it wants its resources aligned as a whole (numa-topology-spec annotation).
+        aligned: How its resources are to be aligned as a whole (numa-topology-spec annotation).
         numa_exclusive: Whether it keeps apart from pods that span NUMA nodes (the same).
         volcano_policy, volcano_nodes: The preferences of Volcano's scheduler; applied if possible.
         cgroup_changed_by_hook: A hook has named its cgroup, and kubelet knows of another.

@@ -2,9 +2,10 @@
 
 Theory (kubernetes v1.36 pkg/kubelet/kuberuntime/kuberuntime_container_linux.go, calculateLinuxResources;
 pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares). Requests do not go over the wire; CPU shares stand for
-them, rounded. 1024 shares are a CPU, 262144 are the most; 2 are the least, and stand for no request. Limits
-of CPU are a quota within a period of 100 ms; 1 ms is the least, and 0 is no quota. A container without limits
-of its own gets those of the pod itself. The sandbox carries the sum over all containers, without overhead.
+them, rounded. 1024 shares are one CPU; the maximum is 262144; the minimum is 2, which also means no request.
+CPU limits are a quota within a period of 100 ms; the minimum is 1 ms, and 0 means no quota. A container
+without limits of its own gets those of the pod itself. The sandbox carries the sum over all containers,
+without overhead.
 """
 
 from __future__ import annotations

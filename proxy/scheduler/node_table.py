@@ -46,7 +46,7 @@ MOST_VERDICTS = 400_000
 MOST_SIGNATURES = 20_000
 MOST_CLASSES = 200_000
 SPARE_SHAPES = 100
-"""With more shapes than two for each node plus this many, those that no node has any more are forgotten."""
+"""If there are more shapes than two per node plus this many, those that no node has are forgotten."""
 UNKNOWN = "UnknownNode"
 NOT_EVALUATED = "NotEvaluated"
 TOO_FEW_CPUS = "InsufficientCPUs"
@@ -266,7 +266,7 @@ class NodeTable:
         return [self._numa_score(name, demand, verdicts, strategy) for name in names]
 
     def place(self, name: str, demand: PodDemand) -> NodeVerdict:
-        """Decide for one node with the CPUs themselves, as its bind relies on it."""
+        """Decide for one node, with the CPUs themselves: the bind relies on the result."""
         row = self._rows.get(name)
         if row is None or row.node is None:
             if demand.needs_alignment:

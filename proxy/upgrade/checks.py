@@ -74,7 +74,7 @@ def _keys(facts: UpgradeFacts) -> Finding:
     if not before:
         return Finding("configuration-keys", SKIP, "the running version does not report its keys")
     gone, new = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
-    parts = [f"{label} {_named(names)}" for label, names in (("gone:", gone), ("new:", new)) if names]
+    parts = [f"{label} {_named(names)}" for label, names in (("removed:", gone), ("new:", new)) if names]
     if gone:
         return Finding(
             "configuration-keys",
@@ -109,7 +109,7 @@ def _ledger(facts: UpgradeFacts) -> Finding:
     if facts.ledger is None and not running:
         return Finding("ledger", SKIP, "there is no ledger")
     if not running:
-        return Finding("ledger", OK, "this version reads the ledger that is there")
+        return Finding("ledger", OK, "this version reads the existing ledger")
     if running.get("writes") not in as_list(installed.get("reads")):
         text = f"it has format {running.get('writes')}, and this version reads {_formats(installed)}"
         return Finding("ledger", FAIL, text, "upgrade one release after the other")
@@ -144,13 +144,13 @@ def _hooks(facts: UpgradeFacts) -> Finding:
             OK,
             f"API version {_named(sorted(map(str, gone)))} is no longer supported, and no file uses it",
         )
-    return Finding("hooks", OK, "this version can use all files of hooks")
+    return Finding("hooks", OK, "this version can use all hook files")
 
 
 def _units(facts: UpgradeFacts) -> Finding:
     lines = [f"{name}: {line}" for name, changed in facts.units.items() for line in changed]
     if lines:
-        advice = "install the units of this version; changes of your own belong into a drop-in"
+        advice = "install the units of this version; your own changes belong in a drop-in"
         return Finding("units", WARN, _named(lines), advice)
     return Finding("units", OK, "the installed units are those of this version, or there are none")
 
@@ -163,7 +163,7 @@ def _outputs(facts: UpgradeFacts) -> Finding:
         if name not in as_list(facts.installed.get(kind))
     ]
     if gone:
-        return Finding("outputs", WARN, f"gone: {_named(gone)}", "change what reads them")
+        return Finding("outputs", WARN, f"removed: {_named(gone)}", "change the programs that read them")
     if not facts.running:
         return Finding("outputs", SKIP, "the running version does not report its answers and metrics")
     return Finding("outputs", OK, "no JSON answer and no metric is removed")

@@ -53,7 +53,7 @@ def refused(text: str) -> str:
             MEMORY + "[{numaNode: 0, limits: {memory: 3Gi}}]\nkubeReserved: {memory: 2Gi}",
             (
                 "reservedMemory: the nodes keep 3Gi of memory together, "
-                "and kubeReserved and systemReserved say 2Gi (evictionHard may add to it)"
+                "and kubeReserved and systemReserved amount to 2Gi (evictionHard may add to it)"
             ),
         ),
         (
@@ -65,14 +65,14 @@ def refused(text: str) -> str:
             "evictionHard: {memory.available: 1Gi}",
             (
                 "reservedMemory: the nodes keep 1Gi of memory together, "
-                "and kubeReserved, systemReserved and evictionHard say 2Gi"
+                "and kubeReserved, systemReserved and evictionHard amount to 2Gi"
             ),
         ),
         (
             MEMORY + "[{numaNode: 0, limits: {memory: 1Gi}}]\nevictionHard: {memory.available: 512Mi}",
             (
                 "reservedMemory: the nodes keep 1Gi of memory together, "
-                "and kubeReserved, systemReserved and evictionHard say 512Mi"
+                "and kubeReserved, systemReserved and evictionHard amount to 512Mi"
             ),
         ),
         (

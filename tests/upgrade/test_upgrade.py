@@ -53,7 +53,7 @@ def test_keys_that_go_come_or_change_their_default() -> None:
         part["reconcilePeriod"] = "30s"
     results = found(UpgradeFacts(before, "", OURS))
     assert results["version"] == (CheckResult.OK, f"0.0.9 runs, this is {OURS['version']}")
-    assert results["configuration-keys"] == (CheckResult.WARN, "gone: oldKey; new: explainHistory")
+    assert results["configuration-keys"] == (CheckResult.WARN, "removed: oldKey; new: explainHistory")
     assert results["configuration-values"] == (CheckResult.WARN, "will change: reconcilePeriod 30s -> 10s")
 
 
@@ -78,7 +78,7 @@ def test_names_that_go_away_are_named() -> None:
     before = older(metrics=[*OURS["metrics"], "topoproxy_gone_total"], answers=["topoproxy-old/1"])  # type: ignore[misc]
     assert found(UpgradeFacts(before, "", OURS))["outputs"] == (
         CheckResult.WARN,
-        "gone: topoproxy-old/1, topoproxy_gone_total",
+        "removed: topoproxy-old/1, topoproxy_gone_total",
     )
 
 
@@ -266,7 +266,7 @@ def test_hook_files_that_this_version_cannot_use_hinder(
     saved, hook = tmp_path / "before.json", tmp_path / "hooks/50-a.py"
     saved.write_text(upgrade("--describe", "--config", config).stdout)
     valid = "API_VERSION = 1\ndef post_start_container(event): ...\nprint('loaded')\n"
-    assert hinders(valid) == ("ok", "this version can use all files of hooks")
+    assert hinders(valid) == ("ok", "this version can use all hook files")
     for text, why in (
         (valid.replace("1", "0", 1), "its API_VERSION is 0, and supported is 1"),
         ("def\n", "SyntaxError: invalid syntax (line 1)"),

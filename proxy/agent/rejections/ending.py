@@ -1,8 +1,8 @@
 """The part of the agent that ends rejected pods, and marks the node while the node has no room for them.
 
 It follows the daemon, reads the pods that may be ended, and carries out the decisions of ``policy``. The API
-server has the last word: an eviction respects disruption budgets, and every request names the uid of the pod,
-so that another pod of the same name is never ended.
+server makes the final decision: an eviction respects disruption budgets, and every request names the uid of
+the pod, so that another pod of the same name is never ended.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class RejectedPodEnding:
         Args:
             session: The node, the daemon, the API server.
             history: The pods that were ended before.
-            clock: Seconds that only grow.
+            clock: A monotonic clock, in seconds.
             wall_clock: Seconds since the epoch.
         """
         self._session = session

@@ -2,8 +2,8 @@
 
 Source: koordinator a7a1b76, pkg/scheduler/frameworkext/topologymanager/policy.go. As in kubelet, every
 combination of one hint from each list counts. Its mask is the intersection; the combination is preferred if
-all masks are equal, all hints are preferred, and no pod is there with which the new pod must not share a NUMA
-node (see ``allowed``). It is *unsatisfied* if its mask is smaller than that of one of its hints, or if one of
+all masks are equal, all hints are preferred, and no pod on its nodes forbids the new pod to share them (see
+``allowed``). It is *unsatisfied* if its mask is smaller than that of one of its hints, or if one of
 its hints is unsatisfied. Its score is the sum of the scores of the hints with exactly this mask. A preferred
 combination is better than one that is not preferred; then fewer nodes, then the higher score, then the lower
 node ids are better. The set of all nodes, not preferred, with score 0, always takes part.

@@ -54,7 +54,7 @@ class PartitionJobs:
         return "" if self._kernel.unsupported_reason or self._context.store.mode.in_release else self._wanted
 
     def clear(self) -> None:
-        """End the partitions that the newest state no longer wants, before any cpuset is written."""
+        """End the partitions that the newest state no longer has, before any cpuset is written."""
         for container_id, record in self.known.outdated(self._context.state, self.kind):
             if container_id not in self.ended:
                 try:
@@ -97,7 +97,7 @@ class PartitionJobs:
         return lost
 
     def loaded(self, ids: Iterable[str]) -> None:
-        """Take the records of the ledger: the last daemon may have ended before it made the partitions."""
+        """Take over the ledger's records: the last daemon may have ended before it made the partitions."""
         self._not_made.update(ids)
 
     def is_unmade(self, container_id: str) -> bool:

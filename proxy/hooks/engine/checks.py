@@ -142,7 +142,7 @@ def _checked_map(field: str, value: Any, event: Point) -> dict[str, Any]:
         raise HookError(_error_text(field, value, event, f"it must be a mapping, not {type(value).__name__}"))
     items = list(islice(value.items(), MOST_ENTRIES + 1))
     if len(items) > MOST_ENTRIES:
-        raise HookError(_error_text(field, None, event, f"at most {MOST_ENTRIES} entries are taken"))
+        raise HookError(_error_text(field, None, event, f"at most {MOST_ENTRIES} entries are allowed"))
     plain: dict[str, Any] = {}
     check_key, kubelet_prefixes = _KEY_CHECKS[field], values.KUBELET_KEY_PREFIXES.get(field, ())
     for key, entry in items:
@@ -214,7 +214,7 @@ def _files(value: Any) -> dict[str, str]:
         raise InvalidFieldError(f"it must be a mapping, not {type(value).__name__}")
     items = list(islice(value.items(), MOST_ENTRIES + 1))
     if len(items) > MOST_ENTRIES:
-        raise InvalidFieldError(f"at most {MOST_ENTRIES} entries are taken")
+        raise InvalidFieldError(f"at most {MOST_ENTRIES} entries are allowed")
     return {values.cgroup_file(key): values.text(entry) for key, entry in items}
 
 
@@ -222,7 +222,8 @@ def _check_size(given: AnswerFields, event: Point) -> None:
     total = sum(_size(entry) for field in MAPS.intersection(given) for entry in given[field].items())
     if total > MOST_CHARACTERS:
         raise HookError(
-            f"cannot use its answer at {event.NAME}: it has {total} characters, {MOST_CHARACTERS} are taken"
+            f"cannot use its answer at {event.NAME}: it has {total} characters, "
+            f"at most {MOST_CHARACTERS} are allowed"
         )
 
 

@@ -231,9 +231,9 @@ def test_the_size_of_an_answer_is_limited() -> None:
     assert f"at most {MOST_ENTRIES}" in refusal(Adjustment(envs=many | {"B": "x"}))
     large = {f"A{i}": "x" * 65536 for i in range(3)}
     assert checked_answer(Adjustment(envs=large), CREATE) is not None
-    assert "262144 are taken" in refusal(Adjustment(envs=large, annotations=large))
+    assert "at most 262144 are allowed" in refusal(Adjustment(envs=large, annotations=large))
     files = {"id": Update(unified={f"a.b{i}": "x" * 65536 for i in range(5)})}
-    assert "262144 are taken" in refusal(Adjustment(updates=files))
+    assert "at most 262144 are allowed" in refusal(Adjustment(updates=files))
 
 
 class Endless(Mapping[str, str]):
