@@ -44,8 +44,8 @@ STEPS = 12
 DONE = re.compile(r"\b(was|were) (admitted|refused|given|put)\b|\b(left|kept) CPU|\bowns CPU|\bhad to move")
 DONE_BY_LOG = {
     "placed",
-    "refused a container",
-    "refused a pod",
+    "rejected a container",
+    "rejected a pod",
     "reserved CPUs and memory for a pod",
     "adopted a container",
 }

@@ -41,7 +41,7 @@ def query_admin(
 
     Raises:
         UnavailableError: The daemon does not answer, or answers with an error.
-        InputError: The daemon rejects the request, or its parameters are too long.
+        InputError: The daemon refuses the request, or its parameters are too long.
         PermissionDeniedError: This user may not use the socket, or may not request the action.
     """
     request = request_bytes(route, params, act=act)
@@ -93,7 +93,7 @@ def read_answer(path: Path, route: str, data: bytes) -> object:
     if fields[1] != b"200":
         text, kinds = _error_text(body), {b"400": InputError, b"403": PermissionDeniedError}
         if fields[1] in kinds and text.startswith("cannot "):
-            raise kinds[fields[1]](text)  # the daemon rejects the request
+            raise kinds[fields[1]](text)  # the daemon refuses the request
         kind = InputError if fields[1] == b"414" else kinds.get(fields[1], UnavailableError)
         raise kind(f"cannot query the daemon at {path} for {route}: {text}")
     length = _LENGTH.search(head)

@@ -1,7 +1,7 @@
 """Choose and apply the TopoproxyConfig that selects this node, and report the result.
 
 Before the settings are written, they are checked together with the node's own file, by the rules of that
-file. Then they are written to a file for the daemon, and the daemon reloads. If the daemon rejects them
+file. Then they are written to a file for the daemon, and the daemon reloads. If the daemon refuses them
 (because the machine cannot meet them, or running containers prevent it), the file gets its previous content
 back, so that a restart does not use them either; they are tried again from time to time. Settings of an
 object that no longer applies are removed from the file in any case. If the daemon refuses that reload, the
@@ -53,7 +53,7 @@ RELOAD_S = 60.0
 SPREAD_S = 5.0
 """Seconds over which nodes spread their reports: thousands of nodes must not write at once."""
 RECHECK_S = 60.0
-"""Seconds after which rejected settings are checked again by the rules of the node's own file, and a refused
+"""Seconds after which refused settings are checked again by the rules of the node's own file, and a refused
 reload is tried again: the operator may have changed the file, and containers may have ended."""
 CANNOT_REMOVE = "cannot reload the daemon without settings from the cluster"
 TOO_MANY = "Too many"
@@ -197,7 +197,7 @@ class ConfigFollower:
             else (selected.uid, selected.name, selected.generation, selected.text)
         )
         broken = (
-            "" if selected is None else await asyncio.to_thread(self._rejection_by_node_file, selected.text)
+            "" if selected is None else await asyncio.to_thread(self._refusal_by_node_file, selected.text)
         )
         now = asyncio.get_running_loop().time()
         if (identity, broken) != (self._observed, self._broken_rule) or now >= self._retry_at:
@@ -278,8 +278,8 @@ class ConfigFollower:
         reason = f"the object no longer applies; {CANNOT_REMOVE}: {refusal}"[:_LONGEST_REASON]
         return self._answer and structs.replace(self._answer, reason=reason)
 
-    def _rejection_by_node_file(self, text: str) -> str:
-        """Return why the rules of the node's own file reject settings; empty if they do not."""
+    def _refusal_by_node_file(self, text: str) -> str:
+        """Return why the rules of the node's own file refuse settings; empty if they do not."""
         if len(text) > SIZE_LIMIT:
             return f"the settings are larger than {SIZE_LIMIT} bytes"
         origin = self._session.config.origin
@@ -290,7 +290,7 @@ class ConfigFollower:
         return ""
 
     async def _reload(self) -> str:
-        """Reload the daemon; return why it rejects the settings, or an empty text if it accepts them."""
+        """Reload the daemon; return why it refuses the settings, or an empty text if it accepts them."""
         answer = as_map(await self._session.daemon.query("/reload", act=True, timeout=RELOAD_S))
         reload = as_map(answer.get("reload"))
         if reload.get("result") == "refused":

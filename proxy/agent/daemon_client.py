@@ -41,7 +41,7 @@ class DaemonClient:
 
         Raises:
             UnavailableError: The daemon does not answer, or answers with an error.
-            InputError: The daemon rejects the request.
+            InputError: The daemon refuses the request.
             PermissionDeniedError: The socket, or the action, is not permitted for this user.
         """
         request = request_bytes(route, params, act=act)

@@ -60,7 +60,7 @@ EXIT_CODES = (
     ExitCode(
         65,
         "Invalid input: a machine (a description or a sysfs tree), a manifest, a hook, an event, a"
-        " certificate; or the daemon rejects the request (EX_DATAERR)",
+        " certificate; or the daemon refuses the request (EX_DATAERR)",
         (
             *_QUERY_COMMANDS,
             *_ATTACH_COMMANDS,

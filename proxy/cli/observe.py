@@ -25,7 +25,7 @@ def report(file: Path | None, admin: str | None, everything: bool, as_json: bool
     """Compare the plan with the cpusets that the kernel has now.
 
     The report shows what applying the plan to all pods would do: which containers it would pin to exclusive
-    CPUs or move to other CPUs, which CFS quotas it would remove, and which creates it would reject. If the
+    CPUs or move to other CPUs, which CFS quotas it would remove, and which creates it would refuse. If the
     plan is applied already, a difference is drift, which is repaired.
 
     Ends with 69 when the daemon does not answer.

@@ -128,7 +128,7 @@ def takeover() -> None:
     middle of one completes or undoes it when it starts again. docs/takeover.md walks through it.
 
     All of them end with 0 when the step is done, 1 when it cannot be done now (the message says what to do),
-    65 when the daemon rejects the request, 69 when it does not answer, 77 without permission.
+    65 when the daemon refuses the request, 69 when it does not answer, 77 without permission.
     """  # noqa: D301 - click wants the real backspace
 
 

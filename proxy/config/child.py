@@ -3,7 +3,7 @@
 The daemon uses it for a reload. Reading YAML takes tens of milliseconds, in which kubelet's calls would wait,
 and memory, which the daemon would keep; in a separate process neither affects the daemon.
 
-Standard input is an ``Origin`` as JSON. Standard output is the settings, or the reason why they are rejected.
+Standard input is an ``Origin`` as JSON. Standard output is the settings, or the reason why they are refused.
 """
 
 from __future__ import annotations

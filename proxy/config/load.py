@@ -95,7 +95,7 @@ def load(
     Args:
         path: A file that the user named; None for the default path, where the file may be missing.
         default: The default path.
-        trusted: Reject a file that another user could have written, because the daemon follows it.
+        trusted: Refuse a file that another user could have written, because the daemon follows it.
         cluster: The settings of the cluster as text, instead of its file; a fault in them is an error.
 
     Returns:
@@ -136,7 +136,7 @@ def _cluster_text(own_config: Config, trusted: bool) -> str | TopoproxyError | N
 def _with_cluster(
     own_config: Config, root: yaml.Node | None, cluster_text: str | TopoproxyError | None
 ) -> Config:
-    """Return a configuration with the settings of the cluster, or without them if they are rejected."""
+    """Return a configuration with the settings of the cluster, or without them if they are refused."""
     if cluster_text is None:
         return own_config
     try:
@@ -151,7 +151,7 @@ def _merged(own_config: Config, root: yaml.Node | None, text: str) -> Config:
     """Merge the settings of the cluster over the configuration of the node.
 
     Raises:
-        ConfigError: They are rejected.
+        ConfigError: They are refused.
     """
     problems: list[str] = []
     source = f"{own_config.source} with the settings from the cluster"

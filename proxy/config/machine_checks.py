@@ -20,7 +20,7 @@ _NOT_FREE = "for exclusive CPUs under full-pcpus-only: reserve whole cores"
 
 
 def check_against(config: Config, machine: Machine) -> None:
-    """Reject settings that this machine cannot meet.
+    """Refuse settings that this machine cannot meet.
 
     Raises:
         ConfigError: Reserved CPUs do not exist or are offline, all CPUs are reserved, nodes cannot keep their
@@ -31,7 +31,7 @@ def check_against(config: Config, machine: Machine) -> None:
 
 
 def check_start(config: Config, machine: Machine) -> list[str]:
-    """Reject settings that this machine cannot meet, unless offline hardware is the reason.
+    """Refuse settings that this machine cannot meet, unless offline hardware is the reason.
 
     CPUs that are offline (one thread of each core when SMT is switched off) and memory that was removed were
     present when the settings were written. If the daemon did not start then, the node would have no proxy.

@@ -1,4 +1,4 @@
-"""The answer to a held call: forward it with a decision, forward it unchanged, reject it, or let it wait.
+"""The answer to a held call: forward it with a decision, forward it unchanged, refuse it, or let it wait.
 
 There is one function for each kind of call. Each reads the state as it is at that moment, and is called again
 after every wait (hooks, a reservation, a preparation). So if the node was released in the meantime, or the
@@ -57,7 +57,7 @@ class ForwardStart(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """Reject a call: answer it with a gRPC status, and do not forward it to the runtime.
+    """Refuse a call: answer it with a gRPC status, and do not forward it to the runtime.
 
     Attributes:
         code: The status.

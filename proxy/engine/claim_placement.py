@@ -32,8 +32,8 @@ from proxy.engine.topology_manager import (
     admit_container,
     allocate,
     build_context,
+    conflict_verdict,
     pod_requests,
-    refusal_verdict,
     requests_devices,
 )
 from proxy.engine.volcano_hints import decide_with_preferences
@@ -88,7 +88,7 @@ def find_placement(
     try:
         context = _context(state, pod, name, request, claimed, preferred, avoid)
     except AllocationRejectedError as conflict:
-        verdict = refusal_verdict(conflict)
+        verdict = conflict_verdict(conflict)
         raise PlacementRejectedError(
             detailed_verdict(verdict, ref, TopologyDecision(verdict, ANYWHERE))
         ) from conflict

@@ -106,9 +106,9 @@ def place(
         return draft.rejected(rejection_verdict(breach, f"place {pod.ref}/{name}"), limit=breach.rule)
     try:
         drafted = _within_limits(draft, claimed)
-    except PlacementRejectedError as refusal:
+    except PlacementRejectedError as rejection:
         return draft.rejected(
-            refusal.verdict, refusal.decision, refusal.shortfalls, claimed.problem, refusal.limit
+            rejection.verdict, rejection.decision, rejection.shortfalls, claimed.problem, rejection.limit
         )
     return _planned(draft, drafted, breach)
 

@@ -171,7 +171,7 @@ def create_resumed(state: NodeState, event: CreateResumed) -> tuple[NodeState, N
 
 
 def create_without_devices(state: NodeState, event: CreateWithoutDevices) -> tuple[NodeState, NodeEffects]:
-    """Reject a create whose container cannot use its devices, and remove the container from the state."""
+    """Refuse a create whose container cannot use its devices, and remove the container from the state."""
     container = event.container
     verdict = unallocated_verdict(container, event.cause)
     after, effects = create_failed(state, CreateFailed(container.id))
@@ -179,7 +179,7 @@ def create_without_devices(state: NodeState, event: CreateWithoutDevices) -> tup
 
 
 def create_not_reserved(state: NodeState, event: CreateNotReserved) -> tuple[NodeState, NodeEffects]:
-    """Reject a create whose CPUs cannot be freed."""
+    """Refuse a create whose CPUs cannot be freed."""
     verdict = unreserved_verdict(state, event.container, event.reason)
     return state, (create_answer(state, event.container.pod, None, verdict),)
 

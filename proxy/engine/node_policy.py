@@ -194,7 +194,7 @@ def _bind(base: Node, meta: NodeMeta, kubelet: CpuManager) -> PolicyValue[NodeBi
     if key:
         if value is NodeBindPolicy.SPREAD_BY_PCPUS and _whole_cores_only(base):
             arch = base.machine.architecture
-            problem = f"{value} is not available on {arch}: pods that own CPUs are refused"
+            problem = f"{value} is not available on {arch}: pods that own CPUs are rejected"
         return PolicyValue(value, _source_label(key), problem)
     if base.bind is NodeBindPolicy.NONE and _kubelet_option(kubelet, "full-pcpus-only"):
         return PolicyValue(full_cores, _source_kubelet("full-pcpus-only", kubelet, "options"), problem)

@@ -54,10 +54,10 @@ from proxy.engine.topology_manager import (
     allocate,
     apply_policy,
     build_context,
+    conflict_verdict,
     container_request,
     for_allocation,
     pod_requests,
-    refusal_verdict,
 )
 from proxy.engine.volcano_hints import decide_with_preferences
 from proxy.model.admission import AdmissionRule, Breach
@@ -225,7 +225,7 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, owned_by_pod: bo
     try:
         context = build_context(state, request)
     except AllocationRejectedError as conflict:
-        return _reject(state, request, TopologyDecision(refusal_verdict(conflict), ANYWHERE), None)
+        return _reject(state, request, TopologyDecision(conflict_verdict(conflict), ANYWHERE), None)
     milli = request.cpus * MILLI if request.exclusive else shared_request_milli(pod, total)
     aligns = wants_alignment(pod) and (milli > 0 or bool(request.assigned_devices))
     if not aligns and not any(provider.wants(request) for provider in context.providers):
@@ -307,7 +307,7 @@ def _decide_by_pod_policy(state: NodeState, context: AdmissionContext, milli: in
     try:
         decision = align_pod(state, context, milli)
     except AllocationRejectedError as error:
-        return TopologyDecision(refusal_verdict(error), ANYWHERE)
+        return TopologyDecision(conflict_verdict(error), ANYWHERE)
     if not decision.verdict.admitted:
         return decision
     even = structs.replace(context.request, even=True)

@@ -28,7 +28,7 @@ class AbortReason(Struct, frozen=True):
 
     @property
     def public_message(self) -> str:
-        """The message for the client whose call is rejected."""
+        """The message for the client whose call is refused."""
         return self.public or self.message
 
 

@@ -6,9 +6,8 @@ node holds them (kubernetes v1.36, pkg/kubelet/cm/topologymanager/scope_containe
 for a pod as a whole, see ``proxy.engine.pod_admission``). Nothing here changes anything: the outcome is
 always a ``TopologyDecision``, even for a rejection.
 
-Under policy ``none`` nothing is merged, and kubelet's allocators choose by themselves. Here
-``ProviderRequest.unmerged`` says so to each provider, and CPUs are taken from one NUMA node if they fit
-there.
+Under policy ``none`` nothing is merged, and kubelet's allocators choose by themselves. Here the request is
+marked (``ProviderRequest.unmerged``), and a provider takes CPUs from one NUMA node if they fit there.
 
 ``build_context`` builds the input of a decision from the state of a node.
 """
@@ -116,7 +115,7 @@ def admit_container(context: AdmissionContext) -> TopologyDecision:
 
 
 def for_allocation(context: AdmissionContext) -> AdmissionContext:
-    """Return the context for the allocation: its request says how the policy uses hints."""
+    """Return the context for the allocation: under ``none`` and ``best-effort``, its request has a flag."""
     policy = context.policy or context.node.policy
     if policy is TopologyPolicy.NONE:
         request = structs.replace(context.request, unmerged=True)
@@ -166,14 +165,14 @@ def allocate(
             steps += [AllocationStep(provider.name, text) for text in allocation.steps]
     except AllocationRejectedError as refusal:
         return TopologyDecision(
-            refusal_verdict(refusal), hint, answers=answers, merge=merge, steps=tuple(steps)
+            conflict_verdict(refusal), hint, answers=answers, merge=merge, steps=tuple(steps)
         )
     return TopologyDecision(
         Verdict(), hint, granted, answers, merge, steps=tuple(steps), providers=tuple(after)
     )
 
 
-def refusal_verdict(error: AllocationRejectedError) -> Verdict:
+def conflict_verdict(error: AllocationRejectedError) -> Verdict:
     """Return the verdict for a refused allocation, in kubelet's words.
 
     Source: kubernetes v1.36, pkg/kubelet/cm/admission/errors.go ``GetPodAdmitResult``.

@@ -37,10 +37,10 @@ NOTABLE = frozenset(
         HOOK_FAILED,
         "another program keeps writing the cpuset of a container",
         "drift: another program wrote a cpuset: put back",
-        "refused a container",
-        "refused a pod",
-        "would refuse a container",
-        "would refuse a pod",
+        "rejected a container",
+        "rejected a pod",
+        "would reject a container",
+        "would reject a pod",
     }
 )
 """The messages of the log that become notices."""

@@ -374,7 +374,7 @@ class Confinement:
 
     @staticmethod
     def public_message(wait: WaitResult) -> str:
-        """Return the message without names of containers, for the client of the rejected call."""
+        """Return the message without names of containers, for the client of the refused call."""
         starts = any(call.is_start for call in wait.late)
         action = "started" if starts else "updated"
         return f"the runtime is still busy with calls for containers that must move: one is being {action}"

@@ -100,7 +100,7 @@ class HookOverrides(Observer):
         context.store.handle(ContainersUpdated((new,), recorded=False))
 
     def refused_pod(self, pod: Pod, message: str) -> None:
-        """Record for ``explain`` that hooks have refused a pod's sandbox; nothing was decided for it."""
+        """Record for ``explain`` that hooks have rejected a pod; nothing was decided for it."""
         context = self._context
         verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", message)
         context.history.note(context.wall_clock(), explain(EVENT, pod, "", pod.attempt, Request(), verdict))

@@ -20,10 +20,10 @@ FORGET_S = 600.0
 LIMIT = 100
 """How many rejections are remembered; the oldest are forgotten first."""
 _MESSAGES = {
-    ("container", True): "refused a container",
-    ("pod", True): "refused a pod",
-    ("container", False): "would refuse a container",
-    ("pod", False): "would refuse a pod",
+    ("container", True): "rejected a container",
+    ("pod", True): "rejected a pod",
+    ("container", False): "would reject a container",
+    ("pod", False): "would reject a pod",
 }
 """The messages of problems, by what is rejected and whether the plan is applied to it."""
 

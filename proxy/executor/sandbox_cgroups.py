@@ -16,7 +16,7 @@ possible:
 * As long as there is an owner, a sandbox need only be within its pool. Once there is none, all sandboxes get
   their whole pools again. A reconcile does that, never while a call waits, and no cgroup above is widened for
   it.
-* A failed write is reported; no container is refused because of a sleeping process.
+* A failed write is reported; no container is rejected because of a sleeping process.
 
 A runtime may run a monitor for each container, in a cgroup next to the container's (``RuntimeQuirks``). It is
 treated like the sandbox. Monitors are searched for only in pods whose sandbox shows that there are some.

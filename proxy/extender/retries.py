@@ -1,10 +1,10 @@
-"""Makes kube-scheduler try refused pods again when an object shows room and nothing else changes.
+"""Makes kube-scheduler try unschedulable pods again when an object shows room and nothing else changes.
 
-Theory. kube-scheduler sets aside a pod that an extender has refused until there is an event of any kind that
-it watches (kubernetes v1.36 pkg/scheduler/schedule_one.go, findNodesThatFitPod, and
+Theory. kube-scheduler sets aside a pod that fits no node according to an extender until there is an event of
+any kind that it watches (kubernetes v1.36 pkg/scheduler/schedule_one.go, findNodesThatFitPod, and
 pkg/scheduler/framework/types.go, UnrollWildCardResource). The objects that describe nodes are not of these
 kinds. If such an object shows more free CPUs although no pod has ended (because a reserve was made smaller),
-the refused pod would wait for up to five minutes.
+the unschedulable pod would wait for up to five minutes.
 
 So the extender changes one object of a kind that kube-scheduler watches: a CSIStorageCapacity in the
 extender's namespace. Its storage class is one that no volume has, so the object means nothing to any program.
@@ -12,8 +12,8 @@ An annotation of the Node object would do as well, but it would go to every clie
 extender would have to be permitted to change nodes.
 
 The change is made after the object is in the table, so the decision about the retried pod uses the object. A
-replica that has just got the lease makes such a change too: it does not know which pods the former holder has
-refused.
+replica that has just got the lease makes such a change too: it does not know the unschedulable pods of the
+former holder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.pod_demand import PodDemand
 from proxy.telemetry.port import Telemetry
 
-MOST_REFUSED = 500
+MOST_UNSCHEDULABLE = 500
 TICK_S = 1.0
 CHANGE_INTERVAL_S = 10.0
 """Seconds between two changes: the longest back-off of kube-scheduler."""
@@ -37,11 +37,11 @@ DECISION_PAUSE_S = 0.01
 """Seconds after a call of the engine: requests of kube-scheduler go first."""
 PAUSES = Backoff(1.0, 60.0)
 RETRIED_AT = "topoproxy.io/retried-at"
-CANNOT = "cannot make kube-scheduler try refused pods again"
+CANNOT = "cannot make kube-scheduler try unschedulable pods again"
 
 
 class PodRetries:
-    """Makes kube-scheduler try the refused pods again when one of them fits."""
+    """Makes kube-scheduler try the unschedulable pods again when one of them fits."""
 
     def __init__(
         self, api: ApiClient, table: NodeTable, namespace: str, name: str, telemetry: Telemetry
@@ -60,18 +60,18 @@ class PodRetries:
         self._name = name
         self._path = f"/apis/storage.k8s.io/v1/namespaces/{namespace}/csistoragecapacities/{name}"
         self._telemetry = telemetry
-        self._refused: OrderedDict[str, PodDemand] = OrderedDict()
+        self._unschedulable: OrderedDict[str, PodDemand] = OrderedDict()
 
-    def record_refused(self, demand: PodDemand) -> None:
+    def record_unschedulable(self, demand: PodDemand) -> None:
         """Record that a pod fits nowhere: kube-scheduler waits for an event."""
-        self._refused[demand.key] = demand
-        self._refused.move_to_end(demand.key)
-        if len(self._refused) > MOST_REFUSED:
-            self._refused.popitem(last=False)
+        self._unschedulable[demand.key] = demand
+        self._unschedulable.move_to_end(demand.key)
+        if len(self._unschedulable) > MOST_UNSCHEDULABLE:
+            self._unschedulable.popitem(last=False)
 
     def record_retried(self, pod: str) -> None:
         """Record that kube-scheduler tries a pod again without an event, or has bound it."""
-        self._refused.pop(pod, None)
+        self._unschedulable.pop(pod, None)
 
     async def run(self) -> None:
         """Follow the table until cancelled."""
@@ -89,9 +89,9 @@ class PodRetries:
             await asyncio.sleep(pause)
 
     async def _has_fitting_pod(self) -> bool:
-        """Return whether a refused pod fits a node that has changed."""
+        """Return whether a unschedulable pod fits a node that has changed."""
         changed, self._table.changed = self._table.changed, set()
-        demands = {(demand.signature, demand.tolerations): demand for demand in self._refused.values()}
+        demands = {(demand.signature, demand.tolerations): demand for demand in self._unschedulable.values()}
         for name in changed if demands else ():
             await asyncio.sleep(0)
             for demand in demands.values():
@@ -107,9 +107,9 @@ class PodRetries:
         return False
 
     async def _change(self) -> TopoproxyError | None:
-        """Change the object, so that all refused pods are tried again; return why that failed."""
-        before = self._refused
-        self._refused = OrderedDict()
+        """Change the object, so that all unschedulable pods are tried again; return why that failed."""
+        before = self._unschedulable
+        self._unschedulable = OrderedDict()
         at = datetime.now(UTC).isoformat(timespec="microseconds")
         value = {
             "apiVersion": "storage.k8s.io/v1",
@@ -121,8 +121,8 @@ class PodRetries:
             await self._api.apply(self._path, value)
         except TopoproxyError as error:
             self._telemetry.problem(CANNOT, err=error)
-            self._refused = OrderedDict({**before, **self._refused})
+            self._unschedulable = OrderedDict({**before, **self._unschedulable})
             return error
         self._telemetry.resolved(CANNOT)
-        self._telemetry.frequent("made kube-scheduler try refused pods again", count=len(before))
+        self._telemetry.frequent("made kube-scheduler try unschedulable pods again", count=len(before))
         return None

@@ -103,7 +103,7 @@ class ExtenderService:
             table: The nodes.
             view: Keeps the table current.
             lease: Says whether this replica may bind.
-            retries: Makes kube-scheduler try refused pods again.
+            retries: Makes kube-scheduler try unschedulable pods again.
             telemetry: The log.
             strategy: How nodes that fit are ordered.
         """
@@ -164,7 +164,7 @@ class ExtenderService:
         if result.fits:
             self._waiting.record_placed(demand.key)
         else:
-            self._waiting.record_refused(demand)
+            self._waiting.record_unschedulable(demand)
         failed: dict[str, dict[str, str]] = {"FailedNodes": {}, "FailedAndUnresolvableNodes": {}}
         for name, cause in result.failed.items():
             reason = cause.partition(":")[0]
@@ -174,7 +174,7 @@ class ExtenderService:
             # No event follows when this cause ends; after an error kube-scheduler asks again by itself.
             return HttpAnswer({"Error": f"cannot decide on {demand.ref}: {cause}"})
         if not result.fits:
-            self._retries.record_refused(demand)
+            self._retries.record_unschedulable(demand)
         return HttpAnswer({"NodeNames": result.fits, **failed, "Error": ""})
 
     async def _prioritize(self, args: ExtenderArgs) -> HttpAnswer:

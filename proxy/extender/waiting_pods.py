@@ -19,9 +19,9 @@ from proxy.scheduler.pod_demand import PodDemand
 MOST_WAITING = 500
 """The most pods that are kept."""
 MOST_ADVISED = 10
-"""The most pods for which moves are searched: those that were refused last."""
+"""The most pods for which moves are searched: those that were tried last."""
 FORGET_S = 900.0
-"""Seconds without another refusal after which a pod no longer waits."""
+"""Seconds without another try after which a pod no longer waits."""
 SEARCH_S = 2.0
 """Seconds after which a search for moves ends, with what it has found."""
 
@@ -32,30 +32,30 @@ class WaitingPods:
     def __init__(self, table: NodeTable) -> None:
         """Start without pods."""
         self._table = table
-        self._refused: OrderedDict[str, tuple[PodDemand, float]] = OrderedDict()
+        self._unschedulable: OrderedDict[str, tuple[PodDemand, float]] = OrderedDict()
         self._search = asyncio.Lock()
 
-    def record_refused(self, demand: PodDemand) -> None:
+    def record_unschedulable(self, demand: PodDemand) -> None:
         """Record that no candidate would admit a pod."""
-        self._refused[demand.key] = demand, asyncio.get_running_loop().time()
-        self._refused.move_to_end(demand.key)
-        if len(self._refused) > MOST_WAITING:
-            self._refused.popitem(last=False)
+        self._unschedulable[demand.key] = demand, asyncio.get_running_loop().time()
+        self._unschedulable.move_to_end(demand.key)
+        if len(self._unschedulable) > MOST_WAITING:
+            self._unschedulable.popitem(last=False)
 
     def record_placed(self, uid: str) -> None:
         """Record that a pod has found a node."""
-        self._refused.pop(uid, None)
+        self._unschedulable.pop(uid, None)
 
     async def advice(self, ref: str = "") -> dict[str, object]:
         """Return the waiting pods, and moves that would make room for them.
 
         Args:
-            ref: Search only for this pod (``namespace/name``); empty: for those that were refused last.
+            ref: Search only for this pod (``namespace/name``); empty: for those that were tried last.
         """
         async with self._search:
             loop = asyncio.get_running_loop()
             now = loop.time()
-            demands = [demand for demand, at in self._refused.values() if now - at < FORGET_S]
+            demands = [demand for demand, at in self._unschedulable.values() if now - at < FORGET_S]
             names = [name for name in self._table.names() if self._table.node(name) is not None]
             advised = [demand for demand in reversed(demands) if not ref or demand.ref == ref][:MOST_ADVISED]
             moves, complete = [], True

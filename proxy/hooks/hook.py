@@ -35,7 +35,7 @@ class Hook:
         source: Its origin, for messages: a path, or a path and a socket.
         handlers: Point to the function that answers. A handler is called in a thread, or awaited on the
             hooks' own loop if it is a coroutine function. It should answer an ``Answer``; any other value is
-            rejected.
+            refused.
         policy: What happens to a call when it fails.
         timeout: Seconds for one answer.
         remote: It is a server: exceptions are its gRPC errors, and a traceback does not help.

@@ -39,7 +39,7 @@ Generated from `proxy/hooks/{events,facts,answers}.py` by `make hook-points`; ed
 [hooks.md](hooks.md) is the guide. `topoproxy hooks points NAME` prints one point of this page.
 
 A hook is a file with functions of these names; each is given one event and answers with an
-[`Adjustment`](#adjustment), with a [`Veto`](#veto) if the call may be rejected, or with `None`. Everything
+[`Adjustment`](#adjustment), with a [`Veto`](#veto) if the call may be refused, or with `None`. Everything
 that is named here is imported from `proxy.hooks.api`, the classes of the machine from `proxy.model.machine`.
 
 - Points **before** a call (`pre_...`) hold it until all their hooks have answered or timed out.

@@ -106,7 +106,7 @@ def load(path: Path | str, config: Mapping[str, Any] | None = None) -> Loaded:
         config: The content of ``hooks.settings.NAME.config``.
 
     Raises:
-        HookError: It is not a hook, or rejects this configuration; the text is that of the daemon's log.
+        HookError: It is not a hook, or refuses this configuration; the text is that of the daemon's log.
     """
     path = Path(path)
     settings = HookSettings(config=None if config is None else _fixed(config))

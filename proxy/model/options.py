@@ -4,7 +4,7 @@ See kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_options.go and
 pkg/kubelet/cm/topologymanager/policy_options.go.
 
 kubelet's options are texts, read as Go reads them; numbers and booleans of a YAML file are accepted as well.
-An option that is unknown or invalid is rejected when it is loaded. So is one that contradicts another; the
+An option that is unknown or invalid is refused when it is loaded. So is one that contradicts another; the
 message then names both.
 """
 

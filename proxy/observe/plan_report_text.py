@@ -20,7 +20,7 @@ _CHANGES = (
     ("moves", "move", "container", " to other CPUs"),
     ("cfs_quotas", "remove", "CFS quota", ""),
     ("memory_nodes", "bind", "container", " to other memory nodes, once created again"),
-    ("rejections", "reject", "create", " like those below"),
+    ("rejections", "refuse", "create", " like those below"),
 )
 """For each line: the key of its number, the verb, the noun that is counted, and the rest of the sentence."""
 _ENFORCE = "enforce"

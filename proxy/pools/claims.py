@@ -180,7 +180,7 @@ def claim(
             DefectKind.CPU_LIST,
         )
     if problem and pod.qos in STRICT:
-        return Claim(Pool.SHARED, f"{pod.qos} pod refused", problem=problem, fatal=True)
+        return Claim(Pool.SHARED, f"{pod.qos} pod rejected", problem=problem, fatal=True)
     named = bool(pod.cpuset) and not problem  # only BE pods get here: any other pod owns the named CPUs
     row = row_of(pod.qos, pod.kube_qos, named=named, bound=bool(pod.nodes) and not problem)
     pool, reason = _pool(DecisionRow.BEST_EFFORT if is_be else row, pod.qos, pod.kube_qos)

@@ -153,7 +153,7 @@ def evaluate(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
         message = f"{len(expected.pending)} pods are assumed on the node that its object does not show yet"
         return NodeVerdict(fits=False, reason=REORDERED, message=message)
     if loser := _rejected_in_some_order(expected, demand, possibly_rejected):
-        message = f"{loser.ref} would be refused if the pods came to the node in another order"
+        message = f"{loser.ref} would be rejected if the pods came to the node in another order"
         return NodeVerdict(fits=False, reason=REORDERED, message=message)
     return verdict
 

@@ -14,7 +14,7 @@ Policies. The Node object and the other objects are combined by the same rules a
 report it, and a policy of the topology manager has little meaning without a static CPU manager.
 
 Memory counts only if an object says that the memory manager is static: a node without a static memory manager
-refuses no pod for lack of memory on a NUMA node. Held memory counts on each NUMA node by itself, because
+rejects no pod for lack of memory on a NUMA node. Held memory counts on each NUMA node by itself, because
 objects do not show which containers hold memory of several nodes together.
 """
 

@@ -70,6 +70,6 @@ def test_no_secret_of_a_pod_or_a_hook_is_in_the_bundle_of_a_running_daemon() -> 
     assert "<redacted:" in decisions
     log = found["log.txt"].decode()
     assert "placed pod=demo/good container=main cpus=" in log
-    assert "refused a container pod=demo/bad-list container=main" in log
+    assert "rejected a container pod=demo/bad-list container=main" in log
     text = "".join(json.loads(decisions)["records"][0]["decision"]["reasons"])
     assert len(text.replace("<redacted:", "")) > 10

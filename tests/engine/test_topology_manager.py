@@ -24,8 +24,8 @@ from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import (
     AdmissionContext,
     build_context,
+    conflict_verdict,
     pod_requests,
-    refusal_verdict,
     requests_devices,
 )
 from proxy.model.explanation import AllocationStep
@@ -336,7 +336,7 @@ def test_a_container_without_named_cpus_still_gets_counted_memory() -> None:
 
 
 def test_refusal_messages_match_kubelet() -> None:
-    verdict = refusal_verdict(AllocationRejectedError("not enough"))
+    verdict = conflict_verdict(AllocationRejectedError("not enough"))
     assert (verdict.code, verdict.reason) == (9, "UnexpectedAdmissionError")
     assert verdict.message == "Allocate failed due to not enough, which is unexpected"
 

@@ -84,7 +84,7 @@ def test_each_rejection_is_a_notice_and_a_new_follower_gets_no_old_ones() -> Non
             async with asyncio.timeout(10):
                 while not await gather():
                     await asyncio.sleep(0.01)
-            assert {each["message"] for each in seen} == {"refused a container"}
+            assert {each["message"] for each in seen} == {"rejected a container"}
             assert seen[0]["keys"]["pod"] == "demo/wide"
             assert (await get_changes(client, "another.1"))["notices"] == []
             page: Any = await client.query("/node")

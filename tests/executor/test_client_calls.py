@@ -550,8 +550,8 @@ def test_decisions_in_observe_mode_are_reported_as_hypothetical(run_scenario) ->
         assert {metric: world.executor.telemetry.value(metric) for metric in counted} == counted
         reported = [line.partition(" pod=")[0] for line in world.logged]
         assert reported.count("would place") == 2
-        assert reported.count("would refuse a container") == 1
-        assert {"placed", "refused a container", "adopted a container"}.isdisjoint(reported)
+        assert reported.count("would reject a container") == 1
+        assert {"placed", "rejected a container", "adopted a container"}.isdisjoint(reported)
         for name, text in (("ls", "admitted to the shared"), ("lse", "admitted with CPUs 0-3 of its own")):
             (found,) = world.executor.history.find(name)
             assert f" would be {text}" in headline(found.explanation)

@@ -93,7 +93,7 @@ def test_a_rejection_ends_with_its_sandbox() -> None:
     for end in (lambda: world.rejections.pod_stopped(pod()), lambda: world.rejections.pod_removed("s1")):
         world.rejections.rejected(pod(), "c", NO_ROOM)
         world.rejections.pod_removed("s2")
-        assert world.problems() == ["refused a container pod=ns/web container=c err=full"]
+        assert world.problems() == ["rejected a container pod=ns/web container=c err=full"]
         end()
         assert world.problems() == []
 
@@ -120,7 +120,7 @@ def test_a_running_pod_counts_as_rejected_only_hypothetically() -> None:
     world.rejections.sandbox_runs(pod(), applied=False)
     world.now += 2 * FORGET_S
     world.rejections.listed((), (), 0)
-    assert world.problems() == ["would refuse a pod pod=ns/web err=full"]
+    assert world.problems() == ["would reject a pod pod=ns/web err=full"]
     world.rejections.pod_removed("s1")
     assert world.problems() == []
 
@@ -129,7 +129,7 @@ def test_a_rejection_that_is_applied_later_is_one_problem() -> None:
     world = Rejected()
     world.rejections.rejected(pod(), "c", NO_ROOM, applied=False)
     world.rejections.rejected(pod(), "c", NO_ROOM)
-    assert world.problems() == ["refused a container pod=ns/web container=c err=full"]
+    assert world.problems() == ["rejected a container pod=ns/web container=c err=full"]
 
 
 def test_the_number_of_remembered_rejections_is_bounded() -> None:

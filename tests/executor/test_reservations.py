@@ -102,7 +102,7 @@ def test_a_create_that_continues_despite_a_refused_write_is_not_reported_as_refu
         call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
         assert call.refused is None
         messages = {problem["message"] for problem in world.executor.telemetry.problems()}
-        assert "refused a container" not in messages
+        assert "rejected a container" not in messages
 
     run_scenario(scenario)
 

@@ -162,7 +162,7 @@ def test_a_refused_pod_leaves_only_its_reason(run_scenario) -> None:
         assert records(world, "ns/c") == [("ns/c", False, False)]
         assert world.executor.telemetry.value(metrics.PODS_REFUSED) == 1
         assert not world.executor.state.runtime.arriving_sandboxes
-        assert any(line.startswith("refused a pod pod=ns/c ") for line in world.logged)
+        assert any(line.startswith("rejected a pod pod=ns/c ") for line in world.logged)
 
     run_scenario(scenario, rules=BY_POD)
 

@@ -1,4 +1,4 @@
-"""kube-scheduler tries refused pods again when an object shows room for one of them."""
+"""kube-scheduler tries unschedulable pods again when an object shows room for one of them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def some_turns() -> None:
     await asyncio.sleep(0.15)
 
 
-def test_a_refused_pod_is_tried_again_when_it_fits() -> None:
+def test_an_unschedulable_pod_is_tried_again_when_it_fits() -> None:
     async def test(extender: RunningExtender) -> None:
         assert await extender.filter(scheduler_pod("four", 4), "n1", "n2") == []
         first = extender.api.collections[CAPACITIES]["extender"]["metadata"]["annotations"][RETRIED_AT]
@@ -80,7 +80,7 @@ def test_a_refused_pod_is_tried_again_when_it_fits() -> None:
     on_small_nodes(test)
 
 
-def test_nothing_is_written_if_no_refused_pod_fits() -> None:
+def test_nothing_is_written_if_no_unschedulable_pod_fits() -> None:
     async def test(extender: RunningExtender) -> None:
         assert await extender.filter(scheduler_pod("eight", 8), "n1", "n2") == []
         assert await extender.filter(scheduler_pod("two", 2), "n1", "n2") == ["n1", "n2"]

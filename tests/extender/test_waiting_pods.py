@@ -28,9 +28,9 @@ def full_node() -> NodeTable:
 def test_a_pod_that_is_no_longer_tried_does_not_wait() -> None:
     async def test() -> None:
         pods = WaitingPods(NodeTable())
-        pods.record_refused(demand("deleted", 8))
+        pods.record_unschedulable(demand("deleted", 8))
         await asyncio.sleep(FORGET_S - 1)
-        pods.record_refused(demand("tried", 8))
+        pods.record_unschedulable(demand("tried", 8))
         assert (await pods.advice())["waiting"] == ["default/deleted", "default/tried"]
         await asyncio.sleep(2)
         assert (await pods.advice())["waiting"] == ["default/tried"]
@@ -40,12 +40,12 @@ def test_a_pod_that_is_no_longer_tried_does_not_wait() -> None:
     run_simulated(test())
 
 
-def test_moves_are_searched_for_the_pods_that_were_refused_last() -> None:
+def test_moves_are_searched_for_the_pods_that_were_tried_last() -> None:
     async def test() -> None:
         pods = WaitingPods(full_node())
         for number in range(MOST_WAITING + 1):
-            pods.record_refused(demand(f"p{number}", 8))
-        pods.record_refused(demand("p1", 8))  # once more
+            pods.record_unschedulable(demand(f"p{number}", 8))
+        pods.record_unschedulable(demand("p1", 8))  # once more
         page = await pods.advice()
         assert isinstance(page["waiting"], list)
         assert len(page["waiting"]) == MOST_WAITING
@@ -63,7 +63,7 @@ def test_other_requests_are_answered_during_the_search() -> None:
     async def test() -> None:
         pods = WaitingPods(full_node())
         for number in range(3):
-            pods.record_refused(demand(f"p{number}", 8))
+            pods.record_unschedulable(demand(f"p{number}", 8))
         search = asyncio.ensure_future(pods.advice())
         turns = 0
         while not search.done():
@@ -79,7 +79,7 @@ def test_the_search_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None
 
     async def test() -> None:
         pods = WaitingPods(full_node())
-        pods.record_refused(demand("a", 8))
+        pods.record_unschedulable(demand("a", 8))
         page = await pods.advice()
         assert (page["waiting"], page["complete"]) == (["default/a"], False)
 

@@ -59,7 +59,7 @@ Enforcing would:
   move    1 container to other CPUs
   remove  1 CFS quota
   bind    1 container to other memory nodes, once created again
-  reject  1 create like those below
+  refuse  1 create like those below
 1 container would stay as it is.
 
 WOULD  CONTAINER          POOL    CPUS NOW  CPUS THEN  QUOTA REMOVED
@@ -95,7 +95,7 @@ def test_all_containers_are_listed_if_requested() -> None:
         (page("enforce", containers=2, applied=2, drift=1), "1 container of these without the planned CPUs"),
         (page("enforce", containers=2, applied=1), "Enforcing all pods would change nothing."),
         (page("released", containers=2, moves=2), "topoproxy release --undo would:\n  move    2 containers"),
-        (page(containers=2, rejections=2), "  reject  2 creates like those below"),
+        (page(containers=2, rejections=2), "  refuse  2 creates like those below"),
         ({**page(), "kernel": {"not_read": 3}}, "The cpusets of 3 containers could not be read."),
     ],
 )

@@ -163,9 +163,9 @@ def test_messages_caused_by_clients_are_throttled() -> None:
     port = telemetry(lines)
     for number in range(100):
         for pod in ("a", "b"):
-            port.frequent("refused a pod", pod=pod, err=f"no {number}")
+            port.frequent("rejected a pod", pod=pod, err=f"no {number}")
     assert 1 <= len(lines) <= 10
-    assert {re.sub(" err=.*", "", line) for line in lines} == {"refused a pod pod=a", "refused a pod pod=b"}
+    assert {re.sub(" err=.*", "", line) for line in lines} == {"rejected a pod pod=a", "rejected a pod pod=b"}
 
 
 def test_debug_records_are_not_made_unless_they_are_read() -> None:

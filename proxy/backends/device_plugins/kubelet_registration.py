@@ -46,7 +46,7 @@ class KubeletRegistration:
             path: The plugin's socket.
 
         Raises:
-            KubeletError: kubelet rejects the request or does not answer, or the link cannot be made.
+            KubeletError: kubelet refuses the request or does not answer, or the link cannot be made.
         """
         link = self._directory / path.name
         try:

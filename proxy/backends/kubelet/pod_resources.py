@@ -6,7 +6,7 @@ have no ``Get``, and up to 1.33 it is disabled and answers an unspecific error; 
 used, and ``Get`` is tried again after a minute. This API identifies pods by namespace and name, and has no
 uid. App containers and sidecars are listed, init containers are not. A device can be in several groups, each
 with its NUMA nodes; node 0 is an empty message, which is not the same as no message. Kubelet answers bursts
-of 10 calls and 100 calls a second; a rejected call is repeated a little later.
+of 10 calls and 100 calls a second; a refused call is repeated a little later.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class DbusConnection:
             timeout_s: Deadline of connecting, and of each call.
 
         Raises:
-            UnavailableError: There is no peer, it rejects us, or no file descriptor is free for the socket.
+            UnavailableError: There is no peer, it refuses the connection, or no file descriptor is free.
         """
         self.path = path
         self._timeout_s = timeout_s

@@ -50,7 +50,7 @@ def list_hooks(
 ) -> None:
     """List hooks in the order in which they are called, with their errors.
 
-    STATE: running; old version running (the new one is rejected); broken and untrusted (nothing of it runs,
+    STATE: running; old version running (the new one is refused); broken and untrusted (nothing of it runs,
     the line below says why); masked (a file of the same name takes precedence); disabled (empty, or a link to
     /dev/null); being read; not enabled (comes with topoproxy).
 

@@ -369,7 +369,7 @@ BURST_REQUESTS: Final = 10
 class RequestLimit:
     """A token bucket; safe to use from several threads.
 
-    The bucket starts full. A request takes one token, and is rejected if there is none; nothing waits.
+    The bucket starts full. A request takes one token, and is refused if there is none; nothing waits.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

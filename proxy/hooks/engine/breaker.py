@@ -2,7 +2,7 @@
 
 Theory. *Closed*: every call is permitted, and consecutive failures are counted. After ``FAILURES_TO_OPEN``
 failures the breaker *opens*: no call is permitted until a pause has passed. Then exactly one call is
-permitted as a probe; all others are still rejected. If the probe succeeds the breaker closes; if it fails the
+permitted as a probe; all others are still refused. If the probe succeeds the breaker closes; if it fails the
 breaker opens again, for twice the pause, up to a maximum.
 
 Each permitted call holds a token. The result of a call that began in an earlier state is ignored, so an old
@@ -32,7 +32,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls are rejected (a probe may be running)."""
+        """Whether calls are refused (a probe may be running)."""
         return self._open_until is not None
 
     @property
@@ -49,7 +49,7 @@ class Breaker:
         """Request permission for a call.
 
         Returns:
-            A token for ``succeeded``, ``failed`` or ``unused``; 0 if the call is rejected.
+            A token for ``succeeded``, ``failed`` or ``unused``; 0 if the call is refused.
         """
         if self._open_until is None:
             return self._token

@@ -4,7 +4,7 @@ Theory. Handing a call to another thread and waiting for it costs two switches, 
 most of the cost of a hook. A hook that only computes can avoid that. But no hook may block the loop, so an
 interval timer (``setitimer(2)``) runs during the call. SIGALRM reaches the main thread whether it sleeps in a
 system call, waits for a lock, or is in a Python loop, and the handler raises there. The timer fires again
-until the function has ended. Code that would catch the exception is rejected in such hooks (``contract``).
+until the function has ended. Code that would catch the exception is refused in such hooks (``contract``).
 C code that does not check for signals cannot be interrupted; in a thread it would block others just as well.
 """
 

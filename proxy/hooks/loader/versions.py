@@ -81,7 +81,7 @@ class CrashMarks:
             return
 
     def remove(self, name: str) -> None:
-        """Remove the mark: the file is in use or was rejected, and the daemon has not crashed."""
+        """Remove the mark: the file is in use or was refused, and the daemon has not crashed."""
         if self._directory is not None:
             try:
                 (self._directory / name).unlink(missing_ok=True)
