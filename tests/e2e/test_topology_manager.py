@@ -30,7 +30,7 @@ GIB = 1 << 30
 NODES = Path("/sys/devices/system/node")
 TOPOLOGY = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
 UNEXPECTED = "UnexpectedAdmissionError: Allocate failed due to "
-REFUSED = "refused a "
+REFUSED = "rejected a "
 NO_MEMORY = UNEXPECTED + "[memorymanager] failed to "
 """If no set of nodes has the memory, kubelet's memory manager gives no hint, and rejects at allocation."""
 COUNTED = {

@@ -149,7 +149,7 @@ class TopologyNode:
 def problems(status: Any) -> tuple[list[str], list[str]]:
     """Return the rejections and the other problems of a status."""
     messages = [problem["what"] for problem in status["problems"]]
-    rejections = [one for one in messages if one.startswith("refused a ")]
+    rejections = [one for one in messages if one.startswith("rejected a ")]
     return rejections, [one for one in messages if one not in rejections]
 
 

@@ -19,13 +19,13 @@ NO_ROOM = Verdict(9, "CPUsInUse", "full")
 def rejections(world: Any) -> list[str]:
     """Return the problems that are rejections."""
     problems = node_page(world.executor)["problems"]
-    return [p["what"] for p in problems if "refuse" in p["message"] or "cannot follow" in p["message"]]
+    return [p["what"] for p in problems if "reject" in p["message"] or "cannot follow" in p["message"]]
 
 
 def lines(world: Any) -> list[str]:
     """Return the log lines about rejections."""
     return [
-        line for line in world.logged if "refuse" in line or "cannot follow" in line or "cannot give" in line
+        line for line in world.logged if "reject" in line or "cannot follow" in line or "cannot give" in line
     ]
 
 
@@ -47,7 +47,7 @@ def test_an_overlap_is_a_problem_once_and_logged_once(run_scenario: Any, mode: N
     async def scenario(world: Any) -> None:
         for _ in range(3):
             await rival(world)
-        done = "refused" if mode is NodeMode.ENFORCE else "would refuse"
+        done = "rejected" if mode is NodeMode.ENFORCE else "would reject"
         (problem,) = rejections(world)
         assert problem.startswith(f"{done} a container pod=ns/rival container=c err=")
         assert "CPUs 2-3 are owned by" in problem
@@ -63,7 +63,7 @@ def test_a_rejection_by_cpu_count_is_a_problem_once_and_logged_once(
     async def scenario(world: Any) -> None:
         for _ in range(3):
             await too_large(world)
-        done = "refused" if mode is NodeMode.ENFORCE else "would refuse"
+        done = "rejected" if mode is NodeMode.ENFORCE else "would reject"
         (problem,) = rejections(world)
         assert problem.startswith(f"{done} a container pod=ns/huge container=c err=")
         assert lines(world) == [problem]

@@ -216,7 +216,7 @@ def test_a_pod_does_not_fit_if_any_order_rejects_a_pending_pod() -> None:
     assert decide(half, small).fits
     verdict = decide(half, small, [large])
     assert (verdict.fits, verdict.reason) == (False, "PendingPodsConflict")
-    assert "default/large would be refused" in verdict.message
+    assert "default/large would be rejected" in verdict.message
 
 
 def test_pods_that_demand_the_same_need_no_other_order() -> None:
