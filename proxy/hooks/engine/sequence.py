@@ -287,7 +287,7 @@ class HookSequence:
                 continue
             now = self._context.clock()
             if now >= self._overall_deadline:
-                failure = HookFailure("queue", "no time was left for it: the hooks before it took all")
+                failure = HookFailure("queue", "no time was left for it: the hooks before it used it all")
                 self._record_skipped(slots, failure)
                 continue
             self._slots = slots
