@@ -129,7 +129,7 @@ SETTINGS = "hooks:\n  settings:\n    10-x:"
         (f"{SETTINGS} 5", "line 3: hooks.settings.10-x: must be the keys timeout, failurePolicy, config, "),
         (f"{SETTINGS}\n      timeout: 2m", "line 4: hooks.settings.10-x.timeout: 2m is outside 1ms to 1m40s"),
         (f"{SETTINGS} {{failurePolicy: Fails}}", "hooks.settings.10-x.failurePolicy: 'Fails' is not Fail or"),
-        (f"{SETTINGS} {{percent: 1}}", "hooks.settings.10-x.percent: unknown key; the hook's own keys belong"),
+        (f"{SETTINGS} {{percent: 1}}", "hooks.settings.10-x.percent: unknown key; the hook's own keys"),
         (f"{SETTINGS} {{timeOut: 1}}", "hooks.settings.10-x.timeOut: unknown key; did you mean timeout?"),
         (f"{SETTINGS} {{config: yes}}", "line 3: hooks.settings.10-x.config: must be keys with values, not"),
         (f"{SETTINGS}\n      config:\n        a: [1, ]\n        b:", "line 6: hooks.settings.10-x.config.b:"),
