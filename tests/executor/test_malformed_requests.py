@@ -71,7 +71,7 @@ def test_refusals_of_one_container_are_not_written_again_and_again(run_scenario)
             call = await world.begin(other)
             assert call.refused is not None
             world.wire.finished(call, None)
-        lines = [line for line in world.logged if line.startswith("refused ")]
+        lines = [line for line in world.logged if line.startswith("rejected ")]
         assert 1 <= len(lines) <= 5
         assert world.executor.telemetry.value(metrics.CREATES_REFUSED) == 1000
 
