@@ -287,7 +287,7 @@ class Config:
         ),
     )
     busy_poll: float = field(
-        default=0.0002,
+        default=0.0003,
         metadata=key(
             "busyPoll",
             duration(0, 0.001),
