@@ -46,7 +46,8 @@ def release(
     until topoproxy release --undo. The setting releaseAtStop does the same at each stop, and the next start
     places containers again. docs/release.md says more.
 
-    Options that replace settings, other than --admin, are only for --offline.
+    Without --offline, only --config, --listen and --admin are accepted: they name the daemon, which has
+    settings of its own. --listen has no effect with --admin.
 
     Ends with 0 on success, even if there is nothing to release; 1 when --timeout passes first (the
     daemon continues), 65 when there is nothing to undo, 69 when the daemon does not answer, 75 when --offline
@@ -58,8 +59,13 @@ def release(
         config = read_config(file, options, trusted=True)
         answer = _undo_offline(config) if undo else _offline(config, timeout)
     else:
+        listen = options.pop("listen")  # without --admin, the daemon's socket is next to it
         refuse_settings(options, "release", "without --offline: the running daemon has settings of its own")
-        config = config_for(file, admin)
+        if admin is None:
+            config = read_config(file, {"listen": listen})
+        else:
+            refuse_settings({"listen": listen}, "release", "with --admin, which names the daemon's socket")
+            config = config_for(file, admin)
         answer = _act(config, "undo", timeout) if undo else _online(config, timeout)
     if as_json:
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from proxy.cli.main import cli, run_command_line
 from proxy.cli.release import result_text
+from proxy.config.schema import Config
 from proxy.model.errors import TopoproxyError, UnavailableError
 
 OWN_SETTINGS = "the running daemon has settings of its own"
@@ -59,6 +60,10 @@ def test_a_daemon_that_hangs_is_queried_no_longer_than_the_time_limit(
             f"--log-level has no effect without --offline: {OWN_SETTINGS}",
         ),
         (
+            ["--listen", "unix:///run/x.sock", "--admin", "unix:///run/y.sock"],
+            "--listen has no effect with --admin, which names the daemon's socket",
+        ),
+        (
             ["--offline", "--admin", "unix:///run/x.sock"],
             "--admin has no effect with --offline: no daemon is queried",
         ),
@@ -70,3 +75,24 @@ def test_an_option_without_effect_is_refused(
     monkeypatch.setattr("proxy.cli.release.query_daemon", lambda *_, **__: pytest.fail("it was released"))
     assert run_command_line(["release", *words]) == 2
     assert capsys.readouterr().err == f"topoproxy: cannot release: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "socket"),
+    [
+        (["--listen", "unix:///run/x/cri.sock"], "/run/x/admin.sock"),
+        (["--admin", "unix:///run/y/z.sock"], "/run/y/z.sock"),
+    ],
+)
+def test_options_that_name_the_daemon_are_accepted(
+    words: list[str], socket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queried: list[str] = []
+
+    def query(config: Config, *_: object, **__: object) -> None:
+        queried.append(str(config.admin_path))
+        raise UnavailableError("stop here")
+
+    monkeypatch.setattr("proxy.cli.release.query_daemon", query)
+    assert run_command_line(["release", *words]) == UnavailableError.exit_code
+    assert queried == [socket]

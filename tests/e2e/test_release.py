@@ -124,18 +124,12 @@ def start_scenario(
 
 
 def release(daemon: DaemonProcess, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run ``topoproxy release`` with the daemon's settings."""
-    return subprocess.run(
-        [
-            *(PROGRAM, "release", "--config", daemon.directory / "config.yaml"),
-            *("--listen", f"unix://{daemon.socket}", "--runtime", f"unix://{daemon.runtime.socket}"),
-            *("--state-dir", daemon.directory / "state", *args),
-        ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    """Run ``topoproxy release`` for the daemon; with ``--offline`` also with the daemon's settings."""
+    command = [PROGRAM, "release", "--config", daemon.directory / "config.yaml"]
+    command += ["--listen", f"unix://{daemon.socket}", *args]
+    if "--offline" in args:
+        command += ["--runtime", f"unix://{daemon.runtime.socket}", "--state-dir", daemon.directory / "state"]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
 
 
 def test_an_online_release_and_its_undo(start_scenario: Callable[..., ReleaseScenario]) -> None:
