@@ -23,23 +23,27 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from proxy.model.backoff import Backoff
+
 Events: TypeAlias = list[tuple[int, int]]
 """File descriptors and their events, as ``select.epoll.poll`` returns them."""
 
 SHORT_WAITS: Final = 3
 """How many short waits in a row are required at first."""
 MOST_SHORT_WAITS: Final = 1024
-"""The most that are required, after polls that failed."""
+"""The most that are required, after polls that delayed a message."""
+_REQUIRED: Final = Backoff(SHORT_WAITS, MOST_SHORT_WAITS)
 
 
 class WaitHistory:
     """The waits that followed the messages of one socket."""
 
-    __slots__ = ("_missing", "_required")
+    __slots__ = ("_failed_polls", "_missing")
 
     def __init__(self) -> None:
         """Begin without a wait."""
-        self._required = self._missing = SHORT_WAITS
+        self._missing = SHORT_WAITS
+        self._failed_polls = 0  # since the last success, and soon before a message
 
     def wait(
         self,
@@ -59,16 +63,19 @@ class WaitHistory:
         began = clock()
         if self._missing:
             events = poll(timeout)
-            self._missing = self._missing - 1 if clock() - began < limit else self._required
+            self._missing = self._missing - 1 if clock() - began < limit else self._required_waits()
             return events
         spent = 0.0
         while spent < limit and (timeout is None or spent < timeout):
             if events := poll(0):
-                self._required = SHORT_WAITS
+                self._failed_polls = 0
                 return events
             spent = clock() - began
         events = poll(timeout if timeout is None else max(0.0, timeout - spent))
         if clock() - began < 2 * limit:
-            self._required = min(2 * self._required, MOST_SHORT_WAITS)
-        self._missing = self._required
+            self._failed_polls += 1
+        self._missing = self._required_waits()
         return events
+
+    def _required_waits(self) -> int:
+        return int(_REQUIRED.delay(self._failed_polls + 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -183,7 +184,8 @@ def test_an_error_is_reported_once_until_a_query_succeeds(
         return cpus(client)
 
     assert [query(401), query(401), query(403), query(401)] == [None] * 4
-    assert [("401" in text, "403" in text) for text in make_client.received] == [(True, False), (False, True)]
+    codes = [re.findall(r"\b40[13]\b", text) for text in make_client.received]  # a port may contain them
+    assert [set(found) for found in codes] == [{"401"}, {"403"}]
     assert query(0) == (2000, POD_LIST)
     assert len(make_client.received) == 2
     assert query(401) is None
