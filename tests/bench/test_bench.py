@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.config.load import load as load_config
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
@@ -123,6 +125,13 @@ def test_the_interpreter_of_a_benchmark_is_named_with_its_path() -> None:
     assert Path(path.rstrip(")")).samefile(sys.executable)
 
 
+def test_the_floor_is_compared_with_a_daemon_that_never_polls(tmp_path: Path) -> None:
+    import floor_figures
+
+    argv = floor_figures.sleeping_argv(tmp_path, tmp_path / "cri.sock", tmp_path / "runtime.sock")
+    assert load_config(Path(argv[argv.index("--config") + 1])).busy_poll == 0
+
+
 def test_the_table_of_the_floor_compares_with_go() -> None:
     import floor_figures
 
@@ -134,15 +143,17 @@ def test_the_table_of_the_floor_compares_with_go() -> None:
             ("go", 150.0, 200.0),
             ("bare Python", 80.0, 50.0),
             ("topoproxy", 100.0, 100.0),
+            ("topoproxy, no polls", 120.0, 80.0),
         )
     }
     rows = floor_figures.rows(found)
-    assert rows[:3] == [
+    assert rows[:4] == [
         ["Version", "60.0 us", "go", "+100 us", "1.00", "200 ms", "1.00"],
         ["", "", "bare Python", "+30.0 us", "0.30", "50.0 ms", "0.25"],
         ["", "", "topoproxy", "+50.0 us", "0.50", "100 ms", "0.50"],
+        ["", "", "topoproxy, no polls", "+70.0 us", "0.70", "80.0 ms", "0.40"],
     ]
-    assert len(rows) == 3 * len(floor_figures.CALLS)
+    assert len(rows) == 4 * len(floor_figures.CALLS)
 
 
 def test_a_peer_that_ignores_the_window_loses_its_connection(backend: Path) -> None:
