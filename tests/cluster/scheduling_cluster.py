@@ -51,8 +51,9 @@ class SchedulingCluster:
     def until_all_run(self, count: int, quiet_s: float = 30.0) -> None:
         """Wait until all pods run: none was rejected, and no CPU was given twice."""
         self.fleet.until_settled(count, quiet_s=quiet_s)
+        rejected = dict(self.fleet.rejected)  # a copy for the message: pytest shows it after ``clear``
         try:
-            assert not self.fleet.rejected, self.fleet.rejected
+            assert not rejected, rejected
             assert len(self.fleet.admitted) == count, self.fleet.figures(count)
             assert self.fleet.double_bookings() == 0
         finally:
