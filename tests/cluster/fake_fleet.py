@@ -209,6 +209,8 @@ class FakeFleet:
         for name in ("fleet",):
             if self.plane.get(f"/api/v1/namespaces/{name}") is None:
                 self.plane.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        # msgspec 0.22 describes a type at its first use, and crashes if several threads do so at once.
+        next(iter(self.nodes.values())).published()
         list(self._pool.map(self._create, self.nodes.values()))
         self._bound.start()
         self._thread.start()
