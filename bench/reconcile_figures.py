@@ -44,7 +44,8 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.observe.json_access import as_list
 
 CONTAINERS, PERIOD_S, SECONDS, BAR = 300, 5.0, 30.0, 3.0
-START_S = 25.0  # on cgroup v1, the first three reconciles look for processes that the kernel has moved away
+START_RECONCILES = 3  # on cgroup v1, these look for processes that the kernel has moved away
+WRITTEN = "cpusets_written"
 STATUSES = 5  # status calls per second
 GROUP, V1 = f"topoproxy-reconcile-{os.getpid()}", "cgroup v1"
 ONLINE = Path("/sys/devices/system/cpu/online")
@@ -217,13 +218,13 @@ def knows_all_containers(daemon: Process) -> bool:
         return False
 
 
-def written(daemon: Process) -> int:
+def counter(daemon: Process, name: str) -> int:
     counters = page(daemon)["counters"]
     assert isinstance(counters, dict)
-    return int(counters.get("cpusets_written", 0))
+    return int(counters.get(name, 0))
 
 
-def measure(seconds: float, start_s: float = START_S) -> tuple[list[list[str]], bool]:
+def measure(seconds: float, reconciles: int = START_RECONCILES) -> tuple[list[list[str]], bool]:
     """Return the rows, and whether a bar was missed; the start of the daemon is not measured."""
     rows: list[list[str]] = []
     missed = False
@@ -248,7 +249,10 @@ def measure(seconds: float, start_s: float = START_S) -> tuple[list[list[str]], 
         wait_until(
             lambda: knows_all_containers(daemon), 60, "the daemon does not know all containers", daemon
         )
-        time.sleep(start_s)
+        wait_until(
+            lambda: counter(daemon, "reconciles") >= reconciles, 60, "the daemon does not reconcile", daemon
+        )
+        time.sleep(2)
 
         def span(work: Callable[[float], object]) -> float:
             before, begun = daemon.cpu_ms(), time.monotonic()
@@ -261,9 +265,9 @@ def measure(seconds: float, start_s: float = START_S) -> tuple[list[list[str]], 
                 ("kubelet before 1.22: all", True),
                 ("kubelet now: the changed ones", False),
             ):
-                kubelet, before = ReconcilingKubelet(client, cpus, always=always), written(daemon)
+                kubelet, before = ReconcilingKubelet(client, cpus, always=always), counter(daemon, WRITTEN)
                 share = span(kubelet.live)
-                spans.append((label, kubelet, share, written(daemon) - before))
+                spans.append((label, kubelet, share, counter(daemon, WRITTEN) - before))
         idle = span(time.sleep)  # the last one, when all work of the start is done
         for label, kubelet, share, writes in spans:
             less = share - idle

@@ -60,6 +60,8 @@ class JobCounter:
 
 
 JOBS: Final = JobCounter()
+"""The jobs of all ``Threads``:
+while there are any, the event loop does not poll (``frontends/cri/relay_loop``)."""
 
 
 class Threads:

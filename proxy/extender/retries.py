@@ -89,7 +89,7 @@ class PodRetries:
             await asyncio.sleep(pause)
 
     async def _has_fitting_pod(self) -> bool:
-        """Return whether a unschedulable pod fits a node that has changed."""
+        """Return whether an unschedulable pod fits a node that has changed."""
         changed, self._table.changed = self._table.changed, set()
         demands = {(demand.signature, demand.tolerations): demand for demand in self._unschedulable.values()}
         for name in changed if demands else ():

@@ -354,9 +354,9 @@ class Telemetry:
             self._problems.remove_unless(is_current)
 
     def fault(self, error: BaseException) -> None:
-        """Count and report a fault of topoproxy itself; a module that cannot be imported is none."""
+        """Count and report a fault of topoproxy itself, unless its files were replaced: that is no fault."""
         if isinstance(error, ReplacedFilesError):
-            self._problem("cannot do this without a restart", {"err": error})
+            self._problem("cannot use a part of topoproxy before a restart", {"err": error})
             return
         self.count(metrics.INTERNAL_ERRORS)
         self._problem("internal error", {"fault": f"{type(error).__name__}: {error}"})

@@ -51,7 +51,7 @@ def test_updates_of_a_reconciling_kubelet_are_counted() -> None:
     """All updates arrive; to measure their cost takes longer."""
     import reconcile_figures
 
-    rows, _ = reconcile_figures.measure(2, start_s=2)
+    rows, _ = reconcile_figures.measure(2, reconciles=1)
     every, changed, unchanged = rows
     assert [row[1] for row in rows] == ["300", "300", "0"]
     assert every[-1] == changed[-1] == "0", "an unchanged cpuset is not written"

@@ -14,6 +14,7 @@ import proxy
 from proxy.admin.client import query_admin
 from proxy.demo.client import DemoPod
 from proxy.model.errors import ReplacedFilesError, UnavailableError
+from proxy.observe.json_access import as_map
 from proxy.replaced_files import ReplacedFilesGuard
 from proxy.upgrade.replacement import replace_daemon
 from tests.succession.conftest import LIMIT_S, ProcessNode
@@ -62,7 +63,7 @@ def test_what_an_upgrade_needs_is_answered_and_the_rest_names_the_restart(upgrad
 
 def test_a_release_and_a_stop_need_no_file(upgraded: ProcessNode) -> None:
     query_admin(upgraded.admin, "/release/start", LIMIT_S, act=True)
-    upgraded.wait(lambda: query_admin(upgraded.admin, "/release")["stage"] == "released")  # type: ignore[index]
+    upgraded.wait(lambda: as_map(query_admin(upgraded.admin, "/release"))["stage"] == "released")
     upgraded.popen.send_signal(signal.SIGTERM)
     assert upgraded.popen.wait(LIMIT_S) == 0
     assert "cannot import" not in upgraded.log
@@ -102,7 +103,7 @@ def test_a_background_task_reports_it_as_a_problem_and_no_internal_error() -> No
     reported.fault(ReplacedFilesError("cannot import proxy.x: the files were replaced"))
     reported.fault(ReplacedFilesError("cannot import proxy.x: the files were replaced"))
     (problem,) = reported.problems()
-    assert problem["message"] == "cannot do this without a restart"
+    assert problem["message"] == "cannot use a part of topoproxy before a restart"
     assert "internal error" not in str(problem)
 
 

@@ -157,7 +157,6 @@ class CpuProvider(Provider):
         An ordinary init container leaves its CPUs to those after it, so they have no fewer CPUs.
         """
         requests = request.requests
-        names = [container.name for container in requests.containers]
         own = requests.named(request.name)
         if not _requires(self.binding, BindPolicy.SPREAD_BY_PCPUS) or own.kind is ContainerKind.INIT:
             return NO_LATER_CONTAINERS
@@ -165,7 +164,7 @@ class CpuProvider(Provider):
         staying: Stage = ()
         for place, container in enumerate(requests.containers):
             count = container_cpus(requests, container)
-            has_begun = container.kind is not ContainerKind.APP and place < names.index(request.name)
+            has_begun = container.kind is not ContainerKind.APP and place < requests.containers.index(own)
             owned = self.state.owned_by(requests.uid, container.name)
             if container is own or not count or has_begun or owned is not None:
                 continue

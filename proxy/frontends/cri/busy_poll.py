@@ -1,9 +1,8 @@
 """Busy polling: while messages follow each other closely, look for the next one before sleeping.
 
-A thread that sleeps in epoll_wait(2) runs some ten microseconds after its event; on a virtual machine it
-takes longer, because an idle virtual CPU has to be woken. A small call is relayed in less time than that. So
-after a message, the event loop may poll for a short time before it sleeps. Linux does the same for network
-devices, and for idle virtual CPUs (Documentation/virt/kvm/halt-polling.rst).
+A thread that sleeps in epoll_wait(2) has to be woken when its event occurs, which is much of the time that a
+small call takes here (``bench/floor_figures.py``). So after a message, the event loop may poll for a short
+time before it sleeps. Linux does the same for idle virtual CPUs (Documentation/virt/kvm/halt-polling.rst).
 
 Polling must not cost CPU time for nothing. So each socket has a history of what followed its messages. It
 distinguishes a client that makes one call after the other from a client that calls once per second, and from
@@ -43,7 +42,7 @@ class WaitHistory:
     def __init__(self) -> None:
         """Begin without a wait."""
         self._missing = SHORT_WAITS
-        self._failed_polls = 0  # since the last success, and soon before a message
+        self._failed_polls = 0  # since a poll succeeded; only those that a message followed soon
 
     def wait(
         self,

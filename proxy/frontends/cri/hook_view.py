@@ -62,7 +62,8 @@ class CriHookView(Struct, frozen=True):
         A hook that reads the rest fails, and its policy decides: the runtime may accept the request.
         """
         message = f"cannot read a RunPodSandbox request: {error}"
-        handler = decode_text(pb.Entry.FromString(self._body).value)  # both have bytes in the fields 1 and 2
+        # The request has the runtime handler in field 2, where an ``Entry`` has its value as bytes.
+        handler = decode_text(pb.Entry.FromString(self._body).value)
         unread = PackedMessage(pb.PodSandboxConfig, partial(_fail, message))
         return unread_pod_facts(pod, unread, handler), UnreadableResources.of(message)
 

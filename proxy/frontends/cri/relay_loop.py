@@ -56,6 +56,7 @@ class _RelaySelector(selectors.BaseSelector):
         self._may_poll = may_poll
         self._asyncio_selector = selectors.EpollSelector()
         self._epoll = epoll()
+        self._poll = partial(self._epoll.poll, maxevents=_MOST_EVENTS)
         self._epoll.register(self._asyncio_selector.fileno(), EPOLLIN)
         self.callbacks: dict[int, tuple[_Callback | None, _Callback | None]] = {}
         self._waits: dict[int, WaitHistory] = {}
@@ -79,8 +80,7 @@ class _RelaySelector(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> _ReadyEvents:
         """Wait for events for asyncio; call the functions of watched sockets while waiting."""
-        callbacks, may_poll = self.callbacks, self._may_poll
-        poll = partial(self._epoll.poll, maxevents=_MOST_EVENTS)
+        callbacks, poll, may_poll = self.callbacks, self._poll, self._may_poll
         end = None if timeout is None else time.monotonic() + timeout
         self.has_work = False
         waits: WaitHistory | None = None
