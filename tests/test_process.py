@@ -8,6 +8,7 @@ import pytest
 
 from proxy import process
 from proxy.config.load import parse
+from proxy.executor.background import JobCounter
 from proxy.frontends.cri.relay_loop import RelayLoop
 from proxy.model.errors import TopoproxyError
 
@@ -23,13 +24,14 @@ def test_the_event_loop_polls_as_configured(monkeypatch: pytest.MonkeyPatch, set
     monkeypatch.setattr(process, "Daemon", daemon)
     monkeypatch.setattr(process, "guard_imports", lambda: None)
     monkeypatch.setattr(process.logs, "setup", lambda *_: None)
-    monkeypatch.setattr(process.JOBS, "_unfinished", 0)  # tests of hanging threads may have left jobs
+    jobs = JobCounter()
+    monkeypatch.setattr(process, "JOBS", jobs)
     config = parse(f"busyPoll: {setting}", "test")
     with pytest.raises(TopoproxyError, match="stop here"):
         process.run(config)
     (loop,) = loops
     assert isinstance(loop, RelayLoop)
     assert loop.may_poll()
-    monkeypatch.setattr(process.JOBS, "_unfinished", 1)
+    jobs.add(1)
     assert not loop.may_poll()
     assert loop.busy_poll_s == config.busy_poll == {"0": 0, "300us": 0.0003}[setting]

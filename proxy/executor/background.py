@@ -67,17 +67,25 @@ while there are any, the event loop does not poll (``frontends/cri/relay_loop``)
 class Threads:
     """A few threads with one queue. Threads are started when there is work."""
 
-    def __init__(self, count: int, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        count: int,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+        unfinished: JobCounter = JOBS,
+    ) -> None:
         """Start nothing yet.
 
         Args:
             count: How many threads there may be.
             name: The name of the threads.
             clock: A monotonic clock, in seconds.
+            unfinished: Counts the jobs that have not ended.
         """
         self._count = count
         self._name = name
         self._clock = clock
+        self._unfinished = unfinished
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -104,7 +112,7 @@ class Threads:
                     if not self._threads:  # otherwise, one of them runs it later
                         future.set_exception(error)
                         return future
-            JOBS.add(1)
+            self._unfinished.add(1)
             self._jobs.put((future, job, args, kwargs))
         return future
 
@@ -137,7 +145,7 @@ class Threads:
             while True:
                 job = self._jobs.get_nowait()
                 waiting += [job] if job is not None else []
-        JOBS.add(-len(waiting))
+        self._unfinished.add(-len(waiting))
         for future, *_ in waiting:
             future.cancel()
             future.set_running_or_notify_cancel()
@@ -157,7 +165,7 @@ class Threads:
             try:
                 _do(*job)
             finally:
-                JOBS.add(-1)
+                self._unfinished.add(-1)
                 del self._began[number], job
 
     def _next(self) -> Job | None:

@@ -38,28 +38,33 @@ def test_as_many_jobs_run_at_once_as_there_are_threads() -> None:
     assert threads.shutdown(30)
 
 
-def test_jobs_are_counted_from_their_submission_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs, gate = JobCounter(), threading.Event()
-    monkeypatch.setattr(background, "JOBS", jobs)
-    first, second = Threads(1, "first"), Threads(1, "second")
+def test_jobs_are_counted_from_their_submission_to_their_end() -> None:
+    jobs, began, gate = JobCounter(), threading.Event(), threading.Event()
+    first, second = Threads(1, "first", unfinished=jobs), Threads(1, "second", unfinished=jobs)
+
+    def wait_for_gate() -> bool:
+        began.set()
+        return gate.wait(30)
+
     assert jobs.none_unfinished()
-    running = first.submit(gate.wait, 30)
+    running = first.submit(wait_for_gate)
     assert not jobs.none_unfinished()
     with pytest.raises(ZeroDivisionError):
         second.submit(lambda: 1 / 0).result(30)
     waiting = first.submit(int)
+    assert began.wait(30), "a job that has not begun would be cancelled by the shutdown"
     assert not first.shutdown(0), "one job still runs"
     assert waiting.cancelled()
     assert not jobs.none_unfinished()
     gate.set()
-    running.result(30)
+    assert running.result(30)
     wait_until(jobs.none_unfinished)
     assert second.shutdown(30)
 
 
 def test_a_job_without_a_thread_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs, threads = JobCounter(), Threads(1, "t")
-    monkeypatch.setattr(background, "JOBS", jobs)
+    jobs = JobCounter()
+    threads = Threads(1, "t", unfinished=jobs)
 
     def fail(_: object) -> None:
         raise RuntimeError("can't start new thread")
