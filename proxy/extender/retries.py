@@ -91,7 +91,10 @@ class PodRetries:
     async def _has_fitting_pod(self) -> bool:
         """Return whether an unschedulable pod fits a node that has changed."""
         changed, self._table.changed = self._table.changed, set()
-        demands = {(demand.signature, demand.tolerations): demand for demand in self._unschedulable.values()}
+        demands = {
+            (self._table.signature_of(demand), demand.tolerations): demand
+            for demand in self._unschedulable.values()
+        }
         for name in changed if demands else ():
             await asyncio.sleep(0)
             for demand in demands.values():

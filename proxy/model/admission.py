@@ -146,3 +146,8 @@ class AdmissionRules(Struct, frozen=True):
     numa_floor: int | None = 0
     beyond: BeyondLimit = BeyondLimit.REJECT
     name_others: bool = True
+
+    @property
+    def distinguish_namespaces(self) -> bool:
+        """Whether equal pods of two namespaces may get different verdicts."""
+        return self.namespace_limit is not None or not (self.owners.all and self.system.all)

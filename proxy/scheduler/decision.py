@@ -142,7 +142,7 @@ def evaluate(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
     if demand.pod.qos in STRICT and verdict.cpus:
         demand = with_cpus(demand, resource_status(node, verdict))  # it arrives with the CPUs of this order
     pods = (*expected.pending, demand)
-    kinds = Counter(pod.signature for pod in pods)
+    kinds = Counter(pod.signature_for(by_namespace=node.distinguishes_namespaces) for pod in pods)
     if not expected.pending or (len(kinds) == 1 and not expected.ended):
         return verdict
     possibly_rejected = _possibly_rejected(node, pods)
@@ -343,10 +343,11 @@ def _rejected_in_some_order(
             (``_possibly_rejected``).
     """
     pods = (*expected.pending, demand)
+    by_namespace = expected.node.distinguishes_namespaces
+    signatures = [pod.signature_for(by_namespace=by_namespace) for pod in pods]
     turns: tuple[PodDemand | CpuSet, ...] = (*pods, *expected.ended)
     equal = [
-        sum(1 << at for at, other_pod in enumerate(pods) if other_pod.signature == pod.signature)
-        for pod in pods
+        sum(1 << at for at, other in enumerate(signatures) if other == signature) for signature in signatures
     ]
     equal += [(1 << len(turns)) - (1 << len(pods))] * len(expected.ended)
     states_of = {0: [expected.shown]}

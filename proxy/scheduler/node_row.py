@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from math import inf
 
 from msgspec import Struct, field
@@ -61,6 +61,11 @@ class NodeRow(Struct):
     def ended_cpus(self) -> tuple[CpuSet, ...]:
         """Return the CPUs that the object still shows for pods that have ended."""
         return self.ended.cpus(self.node)
+
+    def pending_signatures(self) -> tuple[Hashable, ...]:
+        """Return the signatures of the pending pods, as far as they matter for verdicts on this node."""
+        by_namespace = self.node is not None and self.node.distinguishes_namespaces
+        return tuple(assumed.demand.signature_for(by_namespace=by_namespace) for assumed in self.pending)
 
     def owned_by(self, demand: PodDemand, count: int) -> int:
         """Return how many of the exclusive CPUs that a pod requests the node gives it: all or none."""

@@ -22,7 +22,7 @@ decides with the CPUs themselves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec import Struct
@@ -75,6 +75,7 @@ class NodeTable:
         self._class_of: dict[str, int] = {}
         self._shapes: dict[int, tuple[Node, int]] = {}
         self._last_shape = 0
+        self._distinguishing_namespaces: set[str] = set()
         self._verdicts: dict[object, dict[int, NodeVerdict]] = {}
         self._verdict_count = 0
         self.evaluations = 0
@@ -86,6 +87,10 @@ class NodeTable:
         """Record the facts of a node."""
         row = self._rows.setdefault(node.name, NodeRow())
         row.node, row.problem = node, ""
+        if node.distinguishes_namespaces:
+            self._distinguishing_namespaces.add(node.name)
+        else:
+            self._distinguishing_namespaces.discard(node.name)
         row.counts, row.most_free_on_numa_node = (
             (self._shape(node.rules), *verdict_counts(node)),
             most_free_cpus(node),
@@ -98,6 +103,7 @@ class NodeTable:
         row = self._rows.setdefault(name, NodeRow())
         row.node, row.problem, row.pending = None, problem, ()
         self._class_of.pop(name, None)
+        self._distinguishing_namespaces.discard(name)
 
     def put_allocatable(self, name: str, allocatable: Mapping[str, int], now: float = -inf) -> None:
         """Record the allocatable amounts of a Node object.
@@ -122,6 +128,7 @@ class NodeTable:
             row.node, row.problem, row.pending = None, NOT_KNOWN, ()
             row.allocatable, row.taints = {}, ()
             self._class_of.pop(name, None)
+            self._distinguishing_namespaces.discard(name)
             self._drop_if_empty(name)
 
     def node(self, name: str) -> SchedulableNode | None:
@@ -286,7 +293,11 @@ class NodeTable:
         if self._verdict_count > MOST_VERDICTS or len(self._verdicts) > MOST_SIGNATURES:
             self._verdicts.clear()
             self._verdict_count = 0
-        return self._verdicts.setdefault(demand.signature, {})
+        return self._verdicts.setdefault(self.signature_of(demand), {})
+
+    def signature_of(self, demand: PodDemand) -> Hashable:
+        """Return what is equal for pods that get the same verdicts from these nodes."""
+        return demand.signature_for(by_namespace=bool(self._distinguishing_namespaces))
 
     def is_tainted(self, name: str, demand: PodDemand) -> bool:
         """Return whether kube-scheduler excludes a node for a pod because of its taints."""
@@ -411,7 +422,7 @@ class NodeTable:
         row.free = len(node.free) - sum(
             row.owned_by(assumed.demand, assumed.demand.lasting_cpus) for assumed in row.pending
         )
-        key = *row.counts, *(assumed.demand.signature for assumed in row.pending), *row.ended_cpus()
+        key = *row.counts, *row.pending_signatures(), *row.ended_cpus()
         node_class = self._classes.setdefault(key, len(self._classes))
         if self._class_of.get(name) != node_class:
             self._class_of[name] = node_class

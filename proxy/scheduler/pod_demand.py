@@ -1,7 +1,8 @@
 """The demand of a pod on a node, read from its Pod object.
 
 A demand is the input of the engine of the node (``proxy.engine.pod_dry_run``). It also has a signature: pods
-with equal signatures get equal answers from equal nodes, so replicas of a workload are evaluated once.
+with equal signatures get equal answers from equal nodes, so replicas of a workload are evaluated once. The
+namespace is part of it only where the rules of a node distinguish namespaces.
 
 The annotation ``resource-status`` of an unbound pod is ignored: only the scheduler may write it, and an
 annotation by the pod's author must not reserve CPUs. The annotation of a bound pod is read: its node follows
@@ -43,7 +44,7 @@ class PodDemand(Struct, frozen=True):
         key: The uid of the pod; if the object has none, ``namespace/name``.
         spec: The part of the Pod object that placement reads.
         pod: The facts that the engine reads.
-        signature: Equal for pods that demand the same.
+        signature: Equal for pods that demand the same, in any namespace.
         exclusive_cpus: The most exclusive CPUs that its containers hold at any time.
         lasting_cpus: Exclusive CPUs of the containers that stay, without those of init containers.
         devices: Extended resources and how many of each.
@@ -94,6 +95,10 @@ class PodDemand(Struct, frozen=True):
     def holds_resources(self) -> bool:
         """Whether the pod holds resources that the object of its node shows: exclusive CPUs, or devices."""
         return bool(self.exclusive_cpus or self.devices)
+
+    def signature_for(self, *, by_namespace: bool) -> Hashable:
+        """Return the signature for nodes whose rules do or do not distinguish namespaces."""
+        return (self.spec.namespace, self.signature) if by_namespace else self.signature
 
     def owns_cpus(self, *, static: bool) -> bool:
         """Return whether a node gives the pod the exclusive CPUs that it requests.
@@ -219,4 +224,4 @@ def _signature(spec: PodSpec) -> Hashable:
     texts = {**spec.labels, **spec.annotations}
     wishes = tuple((key, texts[key]) for key in POD_KEYS if key in texts)
     limits = tuple(sorted(spec.requests.pod_level_limits.items()))
-    return spec.namespace, containers, pod_requests, limits, spec.qos, wishes
+    return containers, pod_requests, limits, spec.qos, wishes

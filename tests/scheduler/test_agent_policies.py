@@ -226,6 +226,51 @@ def test_nodes_that_differ_in_the_owners_namespaces_are_not_alike() -> None:
     assert table.filter(in_namespace("b", "wanted", 4)).fits == ["n1"]
 
 
+@pytest.mark.parametrize(
+    "rules", [AdmissionRules(namespace_limit=8), AdmissionRules(owners=Namespaces(("team-*",)))]
+)
+def test_pods_of_two_namespaces_are_evaluated_once_unless_a_rule_distinguishes_them(
+    rules: AdmissionRules,
+) -> None:
+    plain = published(page_of(NodeState.empty(make())), VOLCANO)
+    ruled = replace(published(page_of(NodeState.empty(make(admission=rules))), VOLCANO), name="n2")
+    table = NodeTable()
+
+    def evaluations() -> int:
+        """Return how many evaluations equal pods of two namespaces take, with n1 as their candidate."""
+        before = table.evaluations
+        for namespace in ("team-a", "team-b"):
+            assert table.filter(in_namespace(namespace, "p", 2), ["n1"]).fits == ["n1"]
+        return table.evaluations - before
+
+    table.put(plain)
+    assert evaluations() == 1
+    table.put(ruled)
+    assert evaluations() == 2
+    for end in (
+        lambda: table.remove("n2"),
+        lambda: table.put_unknown("n2", "cannot be read"),
+        lambda: table.put(replace(plain, name="n2")),
+    ):
+        table.put(ruled)
+        signatures = {table.signature_of(in_namespace(name, "p", 2)) for name in ("team-a", "team-b")}
+        assert len(signatures) == 2
+        end()
+        assert evaluations() == 0, "the verdict from before is still known"
+
+
+def test_pending_pods_of_two_namespaces_make_nodes_differ_only_under_a_rule() -> None:
+    """Both nodes have a pending pod of the same size: under a limit, not equal for the next pod."""
+    for rules, expected in ((AdmissionRules(), {"n1", "n2"}), (AdmissionRules(namespace_limit=6), {"n2"})):
+        node = published(page_of(NodeState.empty(make(policy=TopologyPolicy.NONE, admission=rules))), VOLCANO)
+        table = NodeTable()
+        for name, namespace in (("n1", "a"), ("n2", "b")):
+            table.put(replace(node, name=name))
+            table.assume(name, in_namespace(namespace, f"pending-{name}", 4), 0)
+        assert set(table.filter(in_namespace("a", "wanted", 4)).fits) == expected
+        assert table.evaluations == (2 if rules.distinguish_namespaces else 1)
+
+
 def test_a_pod_that_the_object_shows_in_part_counts_once() -> None:
     node = make(policy=TopologyPolicy.BEST_EFFORT, admission=AdmissionRules(namespace_limit=6))
     page = page_of(arrive(NodeState.empty(node), in_namespace("a", "grows", 2)))
