@@ -2,12 +2,14 @@
 
     make bench-floor                             two minutes; needs go and the sources of the Go proxy
     make bench-floor BENCH_ARGS="--rounds 3"     half a minute, rougher
+    make bench-floor BENCH_ARGS="--busy 2"       beside two processes that compute
 
 The kit's fake runtime, its transparent proxy in Go (``mitm -mode raw``), ``bare_forwarder.py`` and topoproxy
 run side by side; one call after the other, all targets in each round, in shuffled order. "added" is the
 median over the rounds of a target's p50 minus that of the direct connection in the same round. The bare
 forwarder adds only system calls and switches between processes: no proxy in Python can add less. topoproxy is
-measured as it is by default, and with ``busyPoll: 0``, which takes less CPU time and adds more.
+measured as it is by default, and with ``busyPoll: 0``, which takes less CPU time and, on a machine with an
+idle CPU, adds more.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -49,6 +54,18 @@ CALLS = (("Version", 1200), ("ContainerStatus", 800), ("CreateContainer", 800))
 HEAD = ("", "p50 direct", "", "added", "x go", "CPU per 1000", "x go")
 Samples = dict[tuple[str, str], list[tuple[float, float]]]
 """p50 in microseconds and CPU of 1000 calls in milliseconds of each round, by call and target."""
+
+
+@contextmanager
+def computing(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run processes that compute all the time, at the usual priority."""
+    with ExitStack() as stack:
+        processes = []
+        for _ in range(count):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(process.kill)
+            processes.append(process)
+        yield processes
 
 
 def measure(kit: Kit, rounds: int, directory: Path) -> Samples:
@@ -103,18 +120,22 @@ def main() -> int:
         "kit", type=Path, nargs="?", default=Path("../shared/bench"), help="directory of the kit's sources"
     )
     options.add_argument("--rounds", type=int, default=9, metavar="N")
+    options.add_argument(
+        "--busy", type=int, default=0, metavar="N", help="run this many processes that compute meanwhile"
+    )
     chosen = options.parse_args()
     binary = build(chosen.kit, "bench-floor")
     if binary is None:
         return 0
-    with tempfile.TemporaryDirectory(prefix="topoproxy-bench-") as directory:
+    with tempfile.TemporaryDirectory(prefix="topoproxy-bench-") as directory, computing(chosen.busy):
         try:
             found = measure(Kit(binary.resolve()), max(1, chosen.rounds), Path(directory))
         except BenchError as error:
             progress(f"bench-floor: {error}")
             return 1
     print(render(HEAD, rows(found)))
-    print(f"\n{interpreter()}")
+    beside = f", beside {chosen.busy} processes that compute" if chosen.busy else ""
+    print(f"\n{interpreter()}{beside}")
     return 0
 
 

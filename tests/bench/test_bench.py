@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,6 +131,15 @@ def test_the_floor_is_compared_with_a_daemon_that_never_polls(tmp_path: Path) ->
 
     argv = floor_figures.sleeping_argv(tmp_path, tmp_path / "cri.sock", tmp_path / "runtime.sock")
     assert load_config(Path(argv[argv.index("--config") + 1])).busy_poll == 0
+
+
+def test_processes_that_compute_end_with_the_measurement() -> None:
+    import floor_figures
+
+    with contextlib.suppress(KeyboardInterrupt), floor_figures.computing(2) as processes:
+        assert [process.poll() for process in processes] == [None, None]
+        raise KeyboardInterrupt
+    assert [process.returncode for process in processes] == [-signal.SIGKILL] * 2
 
 
 def test_the_table_of_the_floor_compares_with_go() -> None:
