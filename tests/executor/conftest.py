@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.api.cri import api_pb2 as pb
@@ -417,6 +418,29 @@ class World:
             await asyncio.sleep(0.02)
             await self.executor.kernel.run(lambda: None)
             await self.call_tracker.lookups.run(lambda: None)
+            await self.executor.recorder.run(lambda: None)
+
+    def limit_waits(self, part: Any, method: str, seconds: float) -> None:
+        """Limit the waits of one method of a part; all other waits of a call keep their limit.
+
+        A short ``call_timeout`` limits every wait, so that a slow machine fails the steps that must succeed.
+
+        Args:
+            part: A part of the executor.
+            method: The name of a coroutine function that reads ``call_timeout`` when it begins.
+            seconds: Its limit from now on.
+        """
+        plain, executor = getattr(part, method), self.executor
+
+        async def limited(*args: Any) -> Any:
+            options = executor.options
+            executor.options = structs.replace(options, call_timeout=seconds)
+            try:
+                return await plain(*args)
+            finally:
+                executor.options = options
+
+        setattr(part, method, limited)
 
     async def clear_log(self) -> None:
         """Empty the log once the ledger's thread has written what is queued."""

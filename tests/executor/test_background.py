@@ -163,12 +163,12 @@ def test_a_result_is_recorded_although_its_requester_is_gone() -> None:
 
         def job() -> int:
             begun.set()
-            go.wait(10)
+            go.wait(60)
             return 7
 
         first = asyncio.create_task(worker.run_with_callback(noted.append, job))
         second = asyncio.create_task(worker.run_with_callback(noted.append, lambda: 8))
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 60)
         for task in (first, second):
             task.cancel()
         await asyncio.gather(first, second, return_exceptions=True)
@@ -190,11 +190,11 @@ def test_a_failure_of_a_job_without_a_requester_is_reported() -> None:
 
         def job() -> int:
             begun.set()
-            go.wait(10)
+            go.wait(60)
             raise ValueError("late")
 
         task = asyncio.create_task(worker.run_with_callback(lambda result: None, job))
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 60)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         go.set()

@@ -36,7 +36,7 @@ def test_a_follower_is_woken_by_a_create_and_reads_it() -> None:
             launched = await node.launch(OWNER)
             woken = await waiting
             assert woken["version"] != first
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 15
             page: Any = await client.query("/node", {"node": "n1"})
             (pod,) = page["pods"]
             (container,) = pod["containers"]
@@ -81,7 +81,7 @@ def test_each_rejection_is_a_notice_and_a_new_follower_gets_no_old_ones() -> Non
                 seen[:] = (await get_changes(client, version))["notices"]
                 return len(seen) == 2
 
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not await gather():
                     await asyncio.sleep(0.01)
             assert {each["message"] for each in seen} == {"rejected a container"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
@@ -209,6 +210,7 @@ def test_a_shrink_waits_for_a_start_in_flight(run_scenario) -> None:
 
 def test_a_call_in_flight_that_never_ends_refuses_the_create(run_scenario) -> None:
     async def scenario(world) -> None:
+        world.limit_waits(world.executor.confinement, "wait", 0.5)
         ls = await world.run(await world.pod("ls", "LS"))
         await world.call("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=ls))
         call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
@@ -216,7 +218,7 @@ def test_a_call_in_flight_that_never_ends_refuses_the_create(run_scenario) -> No
         assert "busy" in call.refused[1]
         assert world.executor.state.owners == {}
 
-    run_scenario(scenario, call_timeout=0.5)
+    run_scenario(scenario)
 
 
 def test_an_update_is_forwarded_with_our_cpuset_and_otherwise_unchanged(run_scenario) -> None:
@@ -451,13 +453,14 @@ def test_calls_wait_for_the_first_reconcile_within_a_limit(run_scenario) -> None
         refused = await world.call("CreateContainer", sandbox)
         assert refused.refused[0] == 14
         sandbox.sandbox_config.ClearField("labels")
+        world.executor.options = structs.replace(world.executor.options, call_timeout=60.0)
         waiting = asyncio.create_task(world.call("CreateContainer", sandbox))
         await asyncio.sleep(0.05)
         world.runtime.down = False
         await world.sync.once()
         assert created_with(await waiting).cpuset_cpus == "0-15"
 
-    run_scenario(scenario, reconciled=False, call_timeout=2.0)
+    run_scenario(scenario, reconciled=False, call_timeout=0.5)
 
 
 def test_an_undecodable_call_is_forwarded_unless_it_may_create_a_container(run_scenario) -> None:

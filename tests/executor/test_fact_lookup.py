@@ -391,16 +391,18 @@ def test_a_read_of_kubelets_file_that_hangs_is_limited_and_reported(run_scenario
     async def scenario(world: Any) -> None:
         port = Hangs()
         world.use_kubelet_cpus(port)
+        reread = world.executor.kubelet_cpus.reread
+        world.limit_waits(world.executor.kubelet_cpus, "reread", 0.3)
         lse = await world.create(await world.pod("lse", "LSE", "", "2-3"), **WHOLE)
         assert world.executor.state.owners["lse"].cpus == CpuSet([2, 3])
         assert lse in world.executor.state.containers
         assert problems(world) == ["cannot read kubelet's state file: the file system does not answer"]
         port.go.set()
-        await world.executor.kubelet_cpus.reread()
+        await reread()
         assert problems(world) == [], "the file was read again"
         await asyncio.to_thread(world.executor.kubelet_cpus.close)
 
-    run_scenario(scenario, static=False, call_timeout=0.3)
+    run_scenario(scenario, static=False)
 
 
 def test_a_fault_while_reading_kubelets_file_affects_no_container(run_scenario) -> None:

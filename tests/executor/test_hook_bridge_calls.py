@@ -432,7 +432,7 @@ def test_a_hook_that_hangs_delays_only_its_own_call(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             released = threading.Event()
-            h.add(pre_create_container=lambda e: released.wait(60) and None, timeout=0.3)
+            h.add(pre_create_container=lambda e: released.wait(60) and None, timeout=2.0)
             sandbox = await world.pod("ls", "LS")
             create = asyncio.create_task(world.begin(sandbox))
             await asyncio.sleep(0.05)

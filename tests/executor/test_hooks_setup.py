@@ -191,8 +191,8 @@ def test_hooks_are_synchronized_when_the_runtime_becomes_available_late(
 def test_closing_does_not_wait_long_for_a_hook_that_does_not_end(
     run_scenario, directories: Directories, monkeypatch
 ) -> None:
-    monkeypatch.setattr(hooks_setup, "STOP_S", 0.3)
-    directories.write("import time\ndef shutdown(event):\n    record('ends')\n    time.sleep(5)\n")
+    monkeypatch.setattr(hooks_setup, "STOP_S", 2.0)
+    directories.write("import time\ndef shutdown(event):\n    record('ends')\n    time.sleep(60)\n")
 
     async def scenario(world) -> None:
         async with running(world, directories) as made:

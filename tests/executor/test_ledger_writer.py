@@ -215,6 +215,7 @@ def test_the_wait_for_a_ledger_that_does_not_answer_is_limited() -> None:
             assert bench.reported == ["the ledger is not written in time seconds=0.05"]
             gate.set()
             await bench.ledger_writer.close()
+            await bench.worker.run(lambda: None)  # ``close`` waits no longer than the limit either
             assert set(ledger) == {"i/call-1"}, "a record is written although the wait for it timed out"
 
     asyncio.run(scenario())

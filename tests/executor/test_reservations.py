@@ -207,6 +207,7 @@ def test_a_create_behind_a_slow_start_is_placed_elsewhere(run_scenario: Callable
     """A start in flight counts as holding the set that it was forwarded with: two CPUs that a pod may use."""
 
     async def scenario(world: Any) -> None:
+        world.limit_waits(world.executor.confinement, "wait", 0.1)
         slow = await world.create(await world.pod("slow", "LS"))
         start = await world.call("StartContainer", pb.StartContainerRequest(container_id=slow))
         (left,) = world.executor.state.inflight.of(slow)
@@ -220,7 +221,7 @@ def test_a_create_behind_a_slow_start_is_placed_elsewhere(run_scenario: Callable
         assert "still busy" in refused.refused[1]
         world.wire.finished(start, 0)
 
-    run_scenario(scenario, call_timeout=0.1)
+    run_scenario(scenario)
 
 
 def test_a_client_that_is_gone_gets_no_second_placement(run_scenario: Callable[..., None]) -> None:

@@ -594,6 +594,7 @@ def test_a_held_call_waits_for_its_deadline_at_most_while_kubelet_does_not_answe
     kubelet.gate.clear()
 
     async def scenario(world: Any) -> None:
+        world.limit_waits(world.executor.fact_lookup, "pod", 0.05)
         pods = [await world.pod(name) for name in "abcdef"]
         container = await world.create(pods[0], "c", **TWO_CPUS)
         placement = world.executor.state.containers[container].placement
@@ -602,7 +603,7 @@ def test_a_held_call_waits_for_its_deadline_at_most_while_kubelet_does_not_answe
         kubelet.gate.set()
         await world.create(await world.pod("g"), "c", **TWO_CPUS)
 
-    run_scenario(scenario, sources=(kubelet, None), call_timeout=0.05)
+    run_scenario(scenario, sources=(kubelet, None))
 
 
 @pytest.mark.parametrize("what", ["pods", "devices", "sysfs"])

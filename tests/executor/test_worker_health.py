@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from proxy.executor import context as context_module
 from proxy.executor import kernel_comparison as comparison_module
@@ -107,8 +108,11 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(run_scenario: Any, hasty:
             return bool(write(*args, **more))
 
         world.cgroups.write = stuck
+        options = world.executor.options
+        world.executor.options = structs.replace(options, call_timeout=0.3)
         refused = await world.begin(one)
-        assert inside.is_set()
+        world.executor.options = options
+        assert await asyncio.to_thread(inside.wait, 60)
         assert refused.refused is not None
         assert "in time" in refused.refused[1]
         world.wire.finished(refused, None)
@@ -132,14 +136,14 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(run_scenario: Any, hasty:
         world.executor.health.check()
         assert world.executor.reconcile_requested.is_set(), "what was written late may be outdated"
         await world.sync.once()
-        assert node_page(world.executor)["ready"] is True
+        await world.until(lambda: node_page(world.executor)["ready"])
         call = await world.begin(two)
         assert call.refused is None
         world.finish(call, "two")
         assert world.on(ls) == "0-1,4-15"
         world.check()
 
-    run_scenario(scenario, call_timeout=0.3)
+    run_scenario(scenario)
 
 
 def test_a_first_reconcile_ends_although_the_kernel_does_not_answer(run_scenario: Any, hasty: None) -> None:
