@@ -30,8 +30,8 @@ from proxy.topology.regular_machine import regular_machine
 from tests.testkit.waiting import wait_until
 
 DRAIN_S = 1.0
-SLACK_S = 0.5
-"""What a busy machine may add."""
+SLACK_S = 10.0
+"""What a busy machine may add; an end that hangs takes much longer."""
 PROGRAM = """
 import functools, sys, threading
 from pathlib import Path
@@ -180,7 +180,7 @@ def test_a_daemon_without_stuck_workers_ends_at_once(node: Node) -> None:
     node.start()
     code, seconds, reported = node.end()
     assert code == 0
-    assert seconds < DRAIN_S + 3, reported
+    assert seconds < DRAIN_S + SLACK_S, reported
     assert "in time" not in reported
 
 
@@ -189,7 +189,7 @@ def test_no_watchdog_notification_is_sent_once_a_restart_may_help(node: Node) ->
         notify_socket.bind(str(node.directory / "notify"))
         notify_socket.settimeout(0.5)
         node.start(
-            "worker_health.RESTART_S, worker_health.STEADY_S = 1.5, 0.1",
+            "worker_health.RESTART_S, worker_health.STEADY_S = 6.0, 0.1",
             NOTIFY_SOCKET=str(node.directory / "notify"),
             WATCHDOG_USEC="200000",
         )

@@ -53,7 +53,7 @@ class Stuck:
 def sent(*rounds: tuple[float, bool]) -> list[str]:
     health: Any = Stuck(*rounds)
     notified: Any = Notified(health, 2 * len(rounds))
-    asyncio.run(asyncio.wait_for(ping_watchdog(notified, health, lambda: "well"), 10))
+    asyncio.run(asyncio.wait_for(ping_watchdog(notified, health, lambda: "well"), 60))
     found: list[str] = notified.sent
     return found
 

@@ -116,7 +116,7 @@ class Client:
         self.frames(until=lambda kind, flags, stream, _: kind == SETTINGS and not flags)
         self.end.sendall(frame(SETTINGS, 1, 0))
 
-    def send(self, data, limit=5.0):
+    def send(self, data, limit=30.0):
         """Send without reading; returns the bytes sent until the peer stopped reading or closed."""
         self.end.settimeout(limit)
         sent = 0
@@ -127,7 +127,7 @@ class Client:
             pass
         return sent
 
-    def frames(self, limit=5.0, until=lambda kind, flags, stream, payload: False):
+    def frames(self, limit=60.0, until=lambda kind, flags, stream, payload: False):
         """Read frames until one satisfies ``until``, the peer closes, or time is over."""
         seen, end = [], time.monotonic() + limit
         while True:
@@ -152,7 +152,7 @@ class Client:
                 return seen
             self.data += piece
 
-    def answered(self, path=VERSION, message=b"v", limit=5.0):
+    def answered(self, path=VERSION, message=b"v", limit=60.0):
         """Make a call; returns whether the answer was OK."""
         stream = self.streams
         self.upload(path, grpc(message), limit)
@@ -222,8 +222,8 @@ class Bed:
     def end(self):
         """End the process; return all lines of its output."""
         self.process.stdin.close()
-        self.process.wait(10)
-        self.reader.join(10)
+        self.process.wait(60)
+        self.reader.join(60)
         return self.lines
 
     def rss(self):

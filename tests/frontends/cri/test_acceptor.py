@@ -227,9 +227,9 @@ def test_errors_pass_with_their_details(call):
 
 
 def test_a_deadline_reaches_the_runtime(bed, call):
-    assert code(call, "Slow", timeout=1.5) is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert code(call, "Slow", timeout=3) is grpc.StatusCode.DEADLINE_EXCEEDED
     assert bed.runtime.cancelled.wait(20)
-    assert 0 < bed.runtime.seen[0] < 1.55, (
+    assert 0 < bed.runtime.seen[0] < 3.05, (
         "gRPC rounds up and converts clocks: the deadline may be slightly longer"
     )
 
@@ -238,14 +238,14 @@ def test_a_cancel_reaches_the_runtime(bed, call):
     future = call.channel.unary_unary(SERVICE + "Slow").future(b"")
     wait_until(lambda: bed.runtime.seen)
     future.cancel()
-    assert bed.runtime.cancelled.wait(5)
+    assert bed.runtime.cancelled.wait(60)
 
 
 def test_server_streams_pass_and_so_does_their_cancel(bed, call):
     stream = call.channel.unary_stream(SERVICE + "Events")(b"5")
     assert [next(stream) for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
     stream.cancel()
-    assert bed.runtime.cancelled.wait(5)
+    assert bed.runtime.cancelled.wait(60)
 
 
 def test_unknown_methods_and_services_are_refused_by_the_runtime(call):
@@ -417,7 +417,7 @@ def test_an_exit_of_the_runtime_ends_its_calls(bed, call):
 
 def raw(bed):
     client = socket.socket(socket.AF_UNIX)
-    client.settimeout(5)
+    client.settimeout(60)
     try:
         client.connect(bed.path)
     except OSError:

@@ -40,7 +40,7 @@ def test_the_peak_leaves_out_the_memory_of_the_start(tmp_path):
 
 def ends_with_goaway(client):
     """The connection ends, with GOAWAY and the reason before the end."""
-    seen = client.frames(10)
+    seen = client.frames()
     codes = [struct.unpack(">II", payload)[1] for kind, _, _, payload in seen if kind == GOAWAY]
     return codes == [CALM]
 
@@ -111,7 +111,7 @@ def test_a_client_that_reads_no_refusals_is_not_read_either(bed):
     assert sent < total
     assert bed.rss() - before < GROWTH_MIB
     assert bed.client().answered()
-    client.frames(5, until=lambda kind, flags, stream, _: kind == HEADERS)  # read again
+    client.frames(until=lambda kind, flags, stream, _: kind == HEADERS)  # read again
     client.end.settimeout(0.2)
     with contextlib.suppress(TimeoutError):
         while client.end.recv(MIB):
@@ -125,7 +125,7 @@ def test_the_client_with_the_most_unread_bytes_is_disconnected(tmp_path):
         assert honest.answered()
         hostile = [bed.client() for _ in range(8)]
         data = b"".join(call(stream, CREATE, b"refuse") for stream in range(1, 100_001, 2))
-        rest, end = dict.fromkeys(hostile, data), time.monotonic() + 60
+        rest, end = dict.fromkeys(hostile, data), time.monotonic() + 240
         # On a busy machine the front is not scheduled for longer than the limit of one sending.
         while len(ended := [line for line in bed.lines if "does not read" in line]) < 3:
             assert time.monotonic() < end, ended

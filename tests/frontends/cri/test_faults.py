@@ -257,7 +257,7 @@ def test_a_fault_ends_its_link_alone(place):
             setup.close()
             await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_an_error_at_the_end_of_a_call_does_not_keep_the_link():
@@ -276,7 +276,7 @@ def test_an_error_at_the_end_of_a_call_does_not_keep_the_link():
             setup.close()
             await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_read_without_memory_drops_the_largest_body_and_reads_less():
@@ -299,4 +299,4 @@ def test_a_read_without_memory_drops_the_largest_body_and_reads_less():
             setup.close()
             await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 120))

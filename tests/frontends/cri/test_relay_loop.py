@@ -16,7 +16,7 @@ from proxy.frontends.cri import relay_loop
 from proxy.frontends.cri.busy_poll import WaitHistory
 from proxy.frontends.cri.relay_loop import RelayLoop
 
-LIMIT_S = 10
+LIMIT_S = 60
 _busy_poll_s = 0.0
 
 

@@ -114,10 +114,10 @@ def test_invalid_registrations_are_refused(node: PluginNode, plugin: ScriptedPlu
             await check(invalid, "is not the name of an extended resource")
         with grpc.insecure_channel(f"unix:{node.server}") as channel:
             call: Any = channel.unary_unary(REGISTRATION)
-            code, message = await asyncio.to_thread(refused, call, b"\xff", timeout=10)
+            code, message = await asyncio.to_thread(refused, call, b"\xff", timeout=60)
             assert (code, message) == (invalid, "cannot read the registration: RegisterRequest expected")
             long = pb.RegisterRequest(version="v1beta1", endpoint="x" * 20_000).SerializeToString()
-            code, _ = await asyncio.to_thread(refused, call, long, timeout=10)
+            code, _ = await asyncio.to_thread(refused, call, long, timeout=60)
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert row(daemon) == {}
         telemetry = daemon.executor.telemetry

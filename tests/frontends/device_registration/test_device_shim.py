@@ -55,7 +55,7 @@ class PlayedKubelet:
         path = self.directory / pb.RegisterRequest.FromString(content).endpoint
         with grpc.insecure_channel(f"unix:{path}") as channel:
             get_options: Any = channel.unary_unary("/v1beta1.DevicePlugin/GetDevicePluginOptions")
-            get_options(b"", timeout=10)
+            get_options(b"", timeout=60)
         self.requests.append(content)
         return b""
 
