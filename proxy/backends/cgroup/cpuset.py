@@ -22,7 +22,6 @@ Linux Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst ("Cpuset
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 from collections.abc import Callable, Sequence
@@ -178,10 +177,10 @@ class KernelCgroups:
         if not cpus or not all(paths):
             return [None] * len(paths)
         line, kind = kernel_line(cpus), self._cpus
-        if self._version == 2:
-            for path in {_parent(path): path for path in paths}.values():
-                with contextlib.suppress(CgroupError):  # the write below reports the error
-                    self._widen_above_if_needed(path, kind, cpus)
+        if self._version == 2 and (narrow := self._parents_left_narrow(paths, cpus)):
+            others = [path for path in paths if _parent(path) not in narrow]
+            written = iter(self.write_all(others, cpus, known, should_continue))
+            return [None if _parent(path) in narrow else next(written) for path in paths]
         held = self._write_all_if_different(
             paths, kind, cpus, kernel_line(known) if known else None, should_continue
         )
@@ -196,6 +195,20 @@ class KernelCgroups:
                 except CgroupError:
                     done[at] = None
         return done
+
+    def _parents_left_narrow(self, paths: Sequence[str], cpus: CpuSet) -> set[str]:
+        """Widen the groups above some groups where needed (v2).
+
+        Returns:
+            The parents with none of the CPUs that could not be widened: nothing may be written below them.
+        """
+        narrow = set[str]()
+        for parent, path in {_parent(path): path for path in paths}.items():
+            try:
+                self._widen_above_if_needed(path, self._cpus, cpus)
+            except CgroupError:
+                narrow.add(parent)
+        return narrow
 
     def _widen_all_below(
         self, paths: Sequence[str], held: Sequence[bytes | None], kind: CpusetList, value: IdSet

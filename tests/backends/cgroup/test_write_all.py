@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.cgroup.files import QUICK_WRITE_LIMIT_BYTES
+from proxy.backends.cgroup.files import QUICK_WRITE_LIMIT_BYTES, OsCgroupFiles
+from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 
 NAMES = ("a", "b", "c")
@@ -102,6 +104,37 @@ def test_child_groups_follow_a_group_that_has_grown(tmp_path: Path, known: CpuSe
     assert [seen(tmp_path, name).strip() for name in ("a/all", "a/few", "b/all")] == ["0-3", "1", "0-3"]
     assert groups.write_all(("a", "b"), FEW, ALL) == [True] * 2
     assert seen(tmp_path, "a/all").strip() == "0-3", "the kernel refuses a set that they do not fit into"
+
+
+def test_on_v2_nothing_is_written_below_a_group_that_cannot_be_widened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a list that has no CPU of the pod, a container has all CPUs of the pod: others may own some."""
+    for name, text in (
+        ("pod", "0-3\n"),
+        ("pod/a", "1\n"),
+        ("pod/b", "1\n"),
+        ("other", "0-3\n"),
+        ("other/c", "5\n"),
+    ):
+        (tmp_path / name).mkdir()
+        put(tmp_path, name, text)
+    for name, text in (("pod", "0-3\n"), ("other", "0-5\n"), ("other/c", "5\n")):
+        (tmp_path / name / "cpuset.cpus.effective").write_text(text)
+    write = OsCgroupFiles.write
+
+    def refuse(files: OsCgroupFiles, path: str, name: str, text: str) -> None:
+        if path == "pod":
+            raise OSError(errno.EBUSY, "")
+        write(files, path, name, text)
+
+    monkeypatch.setattr(OsCgroupFiles, "write", refuse)
+    groups = KernelCgroups(tmp_path, 2)
+    assert groups.write_all(("pod/a", "other/c", "pod/b"), CpuSet.parse("5")) == [None, False, None]
+    assert [seen(tmp_path, name) for name in ("pod/a", "pod/b")] == ["1\n", "1\n"]
+    with pytest.raises(CgroupError, match="EBUSY"):
+        groups.write("pod/a", CpuSet.parse("5"), None)
+    assert seen(tmp_path, "pod/a") == "1\n", "a single write does the same"
 
 
 def test_on_v2_the_effective_list_counts(tmp_path: Path) -> None:
