@@ -25,10 +25,10 @@ from proxy.model.koordinator import NumaPolicy
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerKind, PodRequests, in_bytes
 from proxy.model.workload import KubeQos, Pod, QosClass
-from proxy.pools.annotations import RESOURCE_STATUS
+from proxy.pools.annotations import ANNOTATION_KEYS, RESOURCE_STATUS
 from proxy.pools.claims import STRICT
 from proxy.pools.cri_resources import cri_request, pod_of, sandbox_total
-from proxy.pools.facts import POD_KEYS
+from proxy.pools.facts import QOS_LABEL
 from proxy.pools.pod_spec import PodSpec, counted_by_scheduler, pod_spec, requested_by, without_named_cpus
 from proxy.scheduler.taints import Toleration, tolerations_of
 
@@ -221,7 +221,6 @@ def _signature(spec: PodSpec) -> Hashable:
     pod_requests = (
         None if requests.pod_level_requests is None else tuple(sorted(requests.pod_level_requests.items()))
     )
-    texts = {**spec.labels, **spec.annotations}
-    wishes = tuple((key, texts[key]) for key in POD_KEYS if key in texts)
+    wishes = tuple((key, spec.annotations[key]) for key in ANNOTATION_KEYS if key in spec.annotations)
     limits = tuple(sorted(spec.requests.pod_level_limits.items()))
-    return containers, pod_requests, limits, spec.qos, wishes
+    return containers, pod_requests, limits, spec.qos, spec.labels.get(QOS_LABEL, ""), wishes

@@ -405,3 +405,12 @@ def test_volcanos_annotation_is_part_of_the_demand() -> None:
     assert wishing.volcano_policy is None
     assert strict.volcano_policy is TopologyPolicy.RESTRICTED
     assert plain.signature != strict.signature
+
+
+def test_a_label_is_not_taken_for_an_annotation_of_the_same_name(table: NodeTable) -> None:
+    """Only one of the two is read, so the verdict for one pod is not that for the other."""
+    key, value = "volcano.sh/numa-topology-policy", "restricted"
+    assert table.filter(demand("annotated", 2, annotations={key: value}), ["n1"]).failed
+    assert table.filter(demand("labelled", 2, labels={key: value}), ["n1"]).fits
+    key, value = "koordinator.sh/qosClass", "LSR"
+    assert demand("a", 2, labels={key: value}).signature != demand("b", 2, annotations={key: value}).signature
