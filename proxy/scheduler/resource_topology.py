@@ -264,11 +264,14 @@ def _rows(annotations: Mapping[str, Any]) -> CpuRows:
     detail = Fields.parse(str(text)).get("detail")
     if not isinstance(detail, list):
         raise ValueError(f"annotation {CPU_TOPOLOGY}: detail is not a list")  # noqa: TRY004  one error kind
-    rows = (Fields(each, CPU_TOPOLOGY) for each in detail)
-    numbers = (
-        (row.number("id"), row.number("core"), row.number("socket"), row.number("node")) for row in rows
+    fields = (Fields(each, CPU_TOPOLOGY) for each in detail)
+    rows = sorted(
+        (row.number("id"), row.number("core"), row.number("socket"), row.number("node")) for row in fields
     )
-    return tuple(sorted(numbers))
+    for cpu in (rows[0][0], rows[-1][0]) if rows else ():
+        if not 0 <= cpu < CpuSet.LIMIT:  # a set of CPUs is a number with a bit for each id
+            raise ValueError(f"annotation {CPU_TOPOLOGY}: {cpu} is not the id of a CPU")
+    return tuple(rows)
 
 
 def _pod_allocs(annotations: Mapping[str, Any]) -> list[Fields]:

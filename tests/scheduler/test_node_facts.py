@@ -226,6 +226,16 @@ def test_amounts_that_no_machine_has_are_refused(resource: str, amount: str, pro
         read_resource_topology(raw)
 
 
+@pytest.mark.parametrize("cpu", [-1, 65536, (1 << 31) - 1])
+def test_ids_that_no_cpu_has_are_refused_when_they_are_read(cpu: int) -> None:
+    """A set with such an id would have 256 MiB, and be made in seconds, in which nothing else is answered."""
+    raw = resource_topology("n1", {0: {}})
+    detail = [{"id": number, "core": 0, "socket": 0, "node": 0} for number in (0, cpu, 1)]
+    raw["metadata"]["annotations"] = {"node.koordinator.sh/cpu-topology": json.dumps({"detail": detail})}
+    with pytest.raises(ValueError, match=f"cpu-topology: {cpu} is not the id of a CPU$"):
+        read_resource_topology(raw)
+
+
 def test_bytes_of_koordinators_batch_resources_are_no_devices() -> None:
     """Each device is a value of its own: bytes that counted as devices would exhaust the memory."""
     raw = resource_topology(
