@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 import httpx2
@@ -19,6 +20,7 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.scores import Strategy
 from tests.agent.fake_api import FakeApi
 from tests.scheduler.objects import Json, numatopology, pod
+from tests.testkit.waiting import until
 
 PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
 NUMATOPOLOGIES = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"
@@ -78,14 +80,17 @@ class RunningExtender:
             client, self.table, self.view, self.lease, self.retries, telemetry, strategy
         )
 
+    async def hold_lease(self) -> None:
+        """Hold the lease for as long as the test takes."""
+        await self.lease.acquire()
+        self.lease._until = inf
+
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        await self.lease.acquire()
+        await self.hold_lease()
         task = asyncio.ensure_future(self.view.run())
         try:
-            async with asyncio.timeout(5):
-                while not self.view.listed or self.api.watches < 4:
-                    await asyncio.sleep(0.002)
+            await until(lambda: self.view.listed and self.api.watches >= 4)
             yield
         finally:
             task.cancel()

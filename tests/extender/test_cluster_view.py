@@ -14,6 +14,7 @@ from proxy.extender import cluster_view as module
 from proxy.model.backoff import Backoff
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from tests.extender.running_extender import NODES, TOPOLOGIES, ClusterApi, RunningExtender
+from tests.testkit.simulated_clock import run_simulated
 from tests.testkit.waiting import until
 
 OLD = collection_path("v1alpha1")
@@ -49,7 +50,7 @@ def install(api: ClusterApi) -> None:
 def follow(api: ClusterApi, test: Callable[[RunningExtender], Awaitable[None]]) -> None:
     async def run() -> None:
         extender = RunningExtender(api)
-        await extender.lease.acquire()
+        await extender.hold_lease()
         task = asyncio.ensure_future(extender.view.run())
         try:
             await test(extender)
@@ -57,7 +58,7 @@ def follow(api: ClusterApi, test: Callable[[RunningExtender], Awaitable[None]]) 
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 @pytest.mark.parametrize("answers", [[], [429], [500, 503, 429]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -12,11 +13,14 @@ from proxy import logs
 from proxy.extender import lease as module
 from proxy.extender.lease import Lease
 from tests.extender.running_extender import LEASES, ClusterApi
+from tests.testkit.simulated_clock import run_simulated
 from tests.testkit.waiting import until
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "DURATION_S", 1)
     monkeypatch.setattr(module, "RETRY_S", 0.05)
     monkeypatch.setattr(module, "MARGIN_S", 0.3)
@@ -42,7 +46,7 @@ def test_one_replica_holds_the_lease_until_it_stops_renewing_it() -> None:
         await waiting
         assert not one.is_held
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 def test_a_replaced_holder_stops() -> None:
@@ -56,7 +60,7 @@ def test_a_replaced_holder_stops() -> None:
         async with asyncio.timeout(1):
             await one.renew_until_lost()
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 def test_a_lease_that_is_deleted_is_held_by_no_two_replicas() -> None:
@@ -75,7 +79,7 @@ def test_a_lease_that_is_deleted_is_held_by_no_two_replicas() -> None:
         assert two.is_held
         assert asyncio.get_running_loop().time() - began > 0.6, "the holder may not have noticed yet"
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 def test_a_holder_that_cannot_renew_stops_before_its_lease_ends() -> None:
@@ -90,7 +94,7 @@ def test_a_holder_that_cannot_renew_stops_before_its_lease_ends() -> None:
         assert loop.time() - began < 1.0
         assert not one.is_held
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 def test_a_released_lease_is_taken_at_once() -> None:
@@ -104,7 +108,7 @@ def test_a_released_lease_is_taken_at_once() -> None:
             await two.acquire()
         assert two.is_held
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 class LosingApi(ClusterApi):
@@ -135,7 +139,7 @@ def test_a_holder_keeps_its_lease_when_the_answer_to_a_renewal_is_lost() -> None
         assert (api.lost, one.is_held, keeping.done()) == (0, True, False)
         keeping.cancel()
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 def test_a_lease_is_released_also_after_a_renewal_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +154,7 @@ def test_a_lease_is_released_also_after_a_renewal_without_an_answer(monkeypatch:
         await one.release()
         assert (api.holder, one.is_held) == ("", False)
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 def test_the_lease_of_another_holder_is_not_released() -> None:
@@ -162,7 +166,7 @@ def test_the_lease_of_another_holder_is_not_released() -> None:
         await one.release()
         assert api.holder == "two"
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 def test_a_replica_that_has_got_the_lease_without_an_answer_does_not_wait_for_its_end() -> None:
@@ -174,7 +178,7 @@ def test_a_replica_that_has_got_the_lease_without_an_answer_does_not_wait_for_it
             await one.acquire()
         assert (api.holder, one.is_held) == ("one", True)
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 class GarbageApi(ClusterApi):
@@ -224,7 +228,7 @@ def test_an_answer_that_is_no_lease_is_a_failed_attempt(
         assert (one.is_held, keeping.done()) == (True, False)
         keeping.cancel()
 
-    asyncio.run(run())
+    run_simulated(run())
     text = capfd.readouterr().err
     assert "the answer is not a Lease" in text
     assert text.count("cannot read or create the lease") <= 2, "the problem, and that it is resolved"

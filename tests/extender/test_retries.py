@@ -20,6 +20,7 @@ from tests.extender.running_extender import (
     scheduler_pod,
 )
 from tests.scheduler.objects import Json, numatopology
+from tests.testkit.simulated_clock import run_simulated
 from tests.testkit.waiting import until
 
 PATH = f"{CAPACITIES}/extender"
@@ -57,7 +58,7 @@ def on_small_nodes(test: Callable[[RunningExtender], Awaitable[None]]) -> None:
         async with extender.following(), retrying(extender):
             await test(extender)
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 async def some_turns() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from proxy.agent import watcher as watcher_module
-from proxy.extender import lease as lease_module
 from proxy.extender import service as service_module
 from proxy.model.backoff import Backoff
 from proxy.pools.topology_keys import OWNER_NAMESPACES, POLICIES
@@ -24,6 +23,7 @@ from tests.extender.running_extender import (
     scheduler_pod,
 )
 from tests.scheduler.objects import numatopology, pod
+from tests.testkit.simulated_clock import run_simulated
 from tests.testkit.waiting import until
 
 
@@ -37,7 +37,7 @@ def with_extender(test: Callable[[RunningExtender], Awaitable[None]], *nodes: st
         async with extender.following():
             await test(extender)
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 def test_filter_and_prioritize_and_bind() -> None:
@@ -151,7 +151,7 @@ def test_nodes_without_an_object_that_were_there_before_are_not_awaited() -> Non
         async with extender.following():
             await test(extender)
 
-    asyncio.run(run())
+    run_simulated(run())
 
 
 def test_two_simultaneous_binds_never_get_the_same_cpus() -> None:
@@ -407,7 +407,7 @@ def test_an_undecidable_request_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         await until(lambda: bool(extender.view.age))
         status, message = await extender.call("filter", Pod=scheduler_pod("a", 2), NodeNames=["n1"])
         assert (status, "seconds old" in message) == (503, True)
-        monkeypatch.setattr(lease_module, "MARGIN_S", 60.0)
+        extender.lease._until = 0.0
         status, message = await extender.call("filter", Pod=scheduler_pod("a", 2), NodeNames=["n1"])
         assert (status, "lease" in message) == (503, True)
         extender.service.draining = True
