@@ -42,7 +42,7 @@ class PodDemand(Struct, frozen=True):
 
     Attributes:
         key: The uid of the pod; if the object has none, ``namespace/name``.
-        spec: The part of the Pod object that placement reads.
+        spec: The part of the Pod object that placement reads, without other labels and annotations.
         pod: The facts that the engine reads.
         signature: Equal for pods that demand the same, in any namespace.
         exclusive_cpus: The most exclusive CPUs that its containers hold at any time.
@@ -139,7 +139,7 @@ def read_demand(raw: Mapping[str, Any]) -> PodDemand:
     Raises:
         InputError: It is not a Pod, or a field has a wrong value.
     """
-    spec = pod_spec(raw, listed=True)
+    spec = _placement_part(pod_spec(raw, listed=True))
     inner = raw.get("spec") or {}
     node = str(inner.get("nodeName") or "")
     if not node:
@@ -191,6 +191,13 @@ def with_cpus(demand: PodDemand, text: str) -> PodDemand:
     return replace(
         demand, spec=spec, pod=replace(pod, requests=demand.pod.requests), signature=_signature(spec)
     )
+
+
+def _placement_part(spec: PodSpec) -> PodSpec:
+    """Return a pod with only those labels and annotations that are read: the demands of all pods are kept."""
+    labels = {QOS_LABEL: spec.labels[QOS_LABEL]} if QOS_LABEL in spec.labels else {}
+    annotations = {key: text for key, text in spec.annotations.items() if key in ANNOTATION_KEYS}
+    return replace(spec, labels=labels, annotations=annotations)
 
 
 def _is_device(name: str) -> bool:

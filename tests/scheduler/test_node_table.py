@@ -414,3 +414,11 @@ def test_a_label_is_not_taken_for_an_annotation_of_the_same_name(table: NodeTabl
     assert table.filter(demand("labelled", 2, labels={key: value}), ["n1"]).fits
     key, value = "koordinator.sh/qosClass", "LSR"
     assert demand("a", 2, labels={key: value}).signature != demand("b", 2, annotations={key: value}).signature
+
+
+def test_labels_and_annotations_that_no_placement_reads_are_not_kept() -> None:
+    read = {"volcano.sh/numa-topology-policy": "restricted"}
+    qos = {"koordinator.sh/qosClass": "LSR"}
+    kept = demand("a", 2, annotations={**read, "notes": "x" * 100_000}, labels={**qos, "app": "web"})
+    assert (kept.spec.annotations, kept.spec.labels, dict(kept.pod.labels)) == (read, qos, qos)
+    assert kept.signature == demand("b", 2, annotations=read, labels=qos).signature
