@@ -25,6 +25,7 @@ from proxy.model.backoff import Backoff
 from proxy.model.errors import UnavailableError
 from tests.agent.fake_api import FakeApi
 from tests.testkit.captured_log import telemetry
+from tests.testkit.simulated_clock import run_simulated
 from tests.testkit.waiting import until
 
 NODES = "/api/v1/nodes"
@@ -93,8 +94,14 @@ class ClusterWithConfigs:
             await session.api.close()
 
 
+async def at_once(work: Callable[..., object], *arguments: object) -> object:
+    """Do what the part does in a thread, for which the simulated clock would not wait."""
+    return work(*arguments)
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterWithConfigs:
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
     monkeypatch.setattr(cluster_config, "PAUSES", Backoff(0.05, 0.1))
     monkeypatch.setattr(cluster_config, "SPREAD_S", 0.05)
     return ClusterWithConfigs(tmp_path)
@@ -105,7 +112,7 @@ def run_scenario(cluster: ClusterWithConfigs, scenario: Callable[[], Coroutine[A
         async with cluster.following():
             await scenario()
 
-    asyncio.run(whole())
+    run_simulated(whole())
 
 
 def test_the_daemon_gets_the_settings_and_the_node_reports_them(cluster: ClusterWithConfigs) -> None:
@@ -549,5 +556,5 @@ def test_keys_may_be_permitted_while_the_api_server_is_away(cluster: ClusterWith
         await asyncio.gather(task, return_exceptions=True)
         await session.api.close()
 
-    asyncio.run(scenario())
+    run_simulated(scenario())
     assert cluster.reported["accepted"]

@@ -18,7 +18,7 @@ from proxy.backends.cluster.facts_format import CURRENT_S
 from proxy.model.backoff import Backoff
 from tests.agent.fake_api import FakeApi
 from tests.testkit.simulated_clock import run_simulated
-from tests.testkit.waiting import until
+from tests.testkit.waiting import LIMIT_S, until
 
 PODS = "/api/v1/pods"
 
@@ -358,7 +358,7 @@ def test_an_error_while_a_list_is_taken_over_lists_again() -> None:
         assert watcher.version == ""
         put(api, "b", 2)
         task = asyncio.create_task(watcher.run())  # as the agent starts a part again that has failed
-        await asyncio.wait_for(watcher.listed.wait(), 10)
+        await asyncio.wait_for(watcher.listed.wait(), LIMIT_S)
         task.cancel()
         assert seen == [(("ns", "b"), 2)]
         assert watcher.values == {("ns", "a"): 1, ("ns", "b"): 2}

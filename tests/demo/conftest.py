@@ -6,6 +6,7 @@ from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.demo.client import CriClient
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.idset import CpuSet, Mask
+from tests.testkit.waiting import LIMIT_S
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -21,5 +22,5 @@ def runtime(cgroups, tmp_path):
 
 @pytest.fixture
 def client(runtime):
-    with CriClient(str(runtime.socket_path), timeout=5) as one:
+    with CriClient(str(runtime.socket_path), timeout=LIMIT_S) as one:
         yield one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 
 import grpc
 import pytest
@@ -15,6 +14,7 @@ from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos
+from tests.testkit.waiting import LIMIT_S, wait_until
 
 
 def linux(**values) -> pb.LinuxContainerResources:
@@ -181,12 +181,12 @@ def test_names_are_unique(client):
 def test_unknown_methods_and_both_versions(client, runtime):
     with grpc.insecure_channel(f"unix:{runtime.socket_path}") as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/runtime.v1.RuntimeService/Attach")(b"", timeout=5)
+            channel.unary_unary("/runtime.v1.RuntimeService/Attach")(b"", timeout=LIMIT_S)
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
         for service in ("runtime.v1", "runtime.v1alpha2"):
-            answer = channel.unary_unary(f"/{service}.RuntimeService/Version")(b"", timeout=5)
+            answer = channel.unary_unary(f"/{service}.RuntimeService/Version")(b"", timeout=LIMIT_S)
             assert pb.VersionResponse.FromString(answer).runtime_name == "standin"
-            assert channel.unary_unary(f"/{service}.ImageService/PullImage")(b"", timeout=5)
+            assert channel.unary_unary(f"/{service}.ImageService/PullImage")(b"", timeout=LIMIT_S)
     assert [c.service.split(".")[1] for c in runtime.calls if c.method == "Version"] == ["v1", "v1alpha2"]
 
 
@@ -248,7 +248,7 @@ def test_a_create_can_be_made_to_fail_once(client, runtime):
 def test_a_delayed_call_does_not_delay_the_others(client, runtime):
     pod = created(client)
     gate = threading.Event()
-    runtime.before("StartContainer", lambda _: gate.wait(5) and None)
+    runtime.before("StartContainer", lambda _: gate.wait(LIMIT_S) and None)
     thread = threading.Thread(target=client.start, args=(pod.container_id,))
     thread.start()
     try:
@@ -256,7 +256,7 @@ def test_a_delayed_call_does_not_delay_the_others(client, runtime):
         assert runtime.containers[pod.container_id].state == pb.CONTAINER_CREATED
     finally:
         gate.set()
-        thread.join(5)
+        thread.join(LIMIT_S)
     assert runtime.containers[pod.container_id].state == pb.CONTAINER_RUNNING
 
 
@@ -268,7 +268,7 @@ def test_records_outlive_a_kill(client, runtime):
     with pytest.raises(UnavailableError), CriClient(str(runtime.socket_path), timeout=0.2) as late:
         late.version()
     runtime.start()
-    with CriClient(str(runtime.socket_path), timeout=5) as again:
+    with CriClient(str(runtime.socket_path), timeout=LIMIT_S) as again:
         assert again.status(pod.container_id).status.state == pb.CONTAINER_RUNNING
 
 
@@ -278,18 +278,16 @@ def test_the_events_of_a_container_come_in_order(client, runtime):
             "/runtime.v1.RuntimeService/GetContainerEvents",
             request_serializer=pb.GetEventsRequest.SerializeToString,
             response_deserializer=pb.ContainerEventResponse.FromString,
-        )(pb.GetEventsRequest(), timeout=10)
+        )(pb.GetEventsRequest(), timeout=LIMIT_S)
         reported = []
         reader = threading.Thread(target=lambda: reported.extend(next(stream) for _ in range(4)))
-        deadline = time.monotonic() + 5
-        while not runtime._service.events._queues and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: runtime._service.events._queues)
         reader.start()
         pod = created(client)
         client.start(pod.container_id)
         runtime.exit(pod.container_id, 0)
         client.remove(pod.container_id)
-        reader.join(5)
+        reader.join(LIMIT_S)
         stream.cancel()
     assert [event.container_event_type for event in reported] == [0, 1, 2, 3]
     assert reported[2].containers_statuses[0].reason == "Completed"
@@ -301,10 +299,10 @@ def test_without_events_the_stream_is_unimplemented(cgroups, tmp_path):
         grpc.insecure_channel(f"unix:{runtime.socket_path}") as channel,
     ):
         with pytest.raises(grpc.RpcError) as caught:
-            list(channel.unary_stream("/runtime.v1.RuntimeService/GetContainerEvents")(b"", timeout=5))
+            list(channel.unary_stream("/runtime.v1.RuntimeService/GetContainerEvents")(b"", timeout=LIMIT_S))
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/runtime.v1alpha2.RuntimeService/Version")(b"", timeout=5)
+            channel.unary_unary("/runtime.v1alpha2.RuntimeService/Version")(b"", timeout=LIMIT_S)
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 

@@ -17,6 +17,7 @@ from proxy.extender import http_server as module
 from proxy.extender.http_server import HttpAnswer, HttpServer, server_context
 from proxy.model.errors import CannotCreateError, InputError
 from tests.cluster.extender_process import make_certificates
+from tests.testkit.waiting import LIMIT_S
 
 Client = Callable[[bytes], Awaitable[bytes]]
 
@@ -62,7 +63,7 @@ def served(test: Callable[[HttpServer, asyncio.StreamReader, asyncio.StreamWrite
         await server.start("127.0.0.1", 0, None)
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(LIMIT_S):
                 await test(server, reader, writer)
         finally:
             writer.close()

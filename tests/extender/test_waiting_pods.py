@@ -56,7 +56,7 @@ def test_moves_are_searched_for_the_pods_that_were_tried_last() -> None:
         page = await pods.advice("default/p7")
         assert page["moves"] == [{"pod": "default/p7", "node": "n1", "move": "default/y", "to": "n2"}]
 
-    asyncio.run(test())
+    run_simulated(test())
 
 
 def test_other_requests_are_answered_during_the_search() -> None:
@@ -71,7 +71,7 @@ def test_other_requests_are_answered_during_the_search() -> None:
             await asyncio.sleep(0)
         assert turns > 6
 
-    asyncio.run(test())
+    run_simulated(test())
 
 
 def test_the_search_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,4 +83,4 @@ def test_the_search_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None
         page = await pods.advice()
         assert (page["waiting"], page["complete"]) == (["default/a"], False)
 
-    asyncio.run(test())
+    run_simulated(test())

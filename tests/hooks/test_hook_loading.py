@@ -212,15 +212,15 @@ def test_tracebacks_show_the_lines_of_the_version_that_runs() -> None:
 
 @pytest.mark.parametrize("loop", ["time.sleep(0.01)", "pass"])
 def test_a_file_that_hangs_is_stopped_at_its_deadline(loop: str) -> None:
-    error = error_of(f"import time\nwhile True:\n    {loop}\n", deadline=0.2)
-    assert error.startswith("it has not finished loading after 0.2 s (line ")
+    error = error_of(f"import time\nwhile True:\n    {loop}\n", deadline=2.0)
+    assert error.startswith("it has not finished loading after 2 s (line ")
     assert error[-2] in "23"
 
 
 def test_a_file_that_is_loaded_too_late_is_not_kept() -> None:
     before = hook_modules()
     error = error_of(
-        f"{HEAD}{HANDLER}import time\ntry:\n    time.sleep(0.5)\nexcept SystemExit:\n    pass\n", deadline=0.1
+        f"{HEAD}{HANDLER}import time\ntry:\n    time.sleep(2.5)\nexcept SystemExit:\n    pass\n", deadline=2.0
     )
     assert "not finished loading" in error
     assert hook_modules() == before
@@ -240,7 +240,7 @@ def test_settings_that_hang_are_stopped_at_the_deadline() -> None:
         f"import time\nfrom dataclasses import dataclass\n{HEAD}{HANDLER}"
         "@dataclass\nclass Settings:\n    def __post_init__(self):\n        while True: time.sleep(0.01)\n"
     )
-    assert "not finished loading after 0.2 s (line 8)" in error_of(text, deadline=0.2)
+    assert "not finished loading after 2 s (line 8)" in error_of(text, deadline=2.0)
 
 
 def test_a_failed_load_keeps_no_references_to_the_file() -> None:

@@ -55,11 +55,12 @@ def test_observed_pods_are_not_changed() -> None:
 
         async def observed() -> None:
             assert later.parts.release is not None
+            await until(lambda: stage(later) == "released")
             await asyncio.sleep(0.7)
             assert stage(later) == "released"
             await later.parts.release.actions()["/release/undo"]()
+            await until(lambda: "nothing" in later.parts.release.answer())
             await asyncio.sleep(0.7)
-            assert "nothing" in later.parts.release.answer()
             assert (cpus(node, ids["enforced"]), cpus(node, ids["observed"])) == (ALL, "2,4")
 
         run(later, observed, reconciled=True)

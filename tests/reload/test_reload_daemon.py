@@ -242,7 +242,9 @@ def test_only_containers_that_must_move_are_moved(node: FileNode) -> None:
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         ls = await node.launch(DemoPod("ls", "LS"))
         written = lambda: daemon.executor.telemetry.registry.page()["cpusets_written"]  # noqa: E731
-        await asyncio.sleep(0.1)
+        for _ in range(3):  # until all that follows from the launches is written
+            await asyncio.sleep(0.05)
+            await daemon.executor.kernel.run(lambda: None)
         before = written()
         page = await node.reload(daemon, "admission: {maxCPUsPerPod: 4, sharedFloor: 1}\n")
         assert page["reload"]["result"] == "applied"

@@ -13,6 +13,7 @@ from proxy.config.origin import Origin
 from proxy.model.errors import ConfigError
 from proxy.reload import reread as module
 from proxy.reload.reread import reread
+from tests.testkit.waiting import wait_until
 
 
 @pytest.fixture
@@ -81,17 +82,22 @@ def test_a_reader_process_that_fails_is_reported(
     assert f"cannot read the configuration again: {expected}" in refused(origin)
 
 
-def test_a_reader_process_that_hangs_is_ended(
-    origin: Origin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    number = tmp_path / "pid"
-    child(
-        monkeypatch, f"import os, time; open({str(number)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    )
+def test_a_reader_process_that_hangs_is_ended(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    begin = asyncio.create_subprocess_exec
+
+    async def recorded(*command: str, **streams: int) -> asyncio.subprocess.Process:
+        process = await begin(*command, **streams)
+        begun.append(process.pid)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", recorded)
+    child(monkeypatch, "import time; time.sleep(600)")
     monkeypatch.setattr(module, "READ_LIMIT_S", 2.0)
     assert refused(origin) == "cannot read the configuration again: it takes longer than 2 s"
-    state = Path(f"/proc/{number.read_text()}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+    (pid,) = begun
+    state = Path(f"/proc/{pid}/stat")
+    wait_until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX")
 
 
 def test_a_reader_process_that_cannot_be_started_is_reported(

@@ -30,6 +30,7 @@ from proxy.model.backoff import Backoff
 from proxy.model.errors import UnavailableError
 from tests.agent.fake_api import FakeApi
 from tests.testkit.captured_log import telemetry
+from tests.testkit.waiting import until
 
 PODS, NODES, EVENTS = "/api/v1/pods", "/api/v1/nodes", "/api/v1/events"
 OWNER = {"kind": "ReplicaSet", "uid": "rs", "controller": True}
@@ -662,9 +663,7 @@ async def run_until(
 ) -> None:
     task = asyncio.ensure_future(part)
     try:
-        async with asyncio.timeout(10):
-            while not holds():
-                await asyncio.sleep(0.005)
+        await until(holds, pause=0.005)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -709,9 +708,7 @@ def test_the_part_follows_the_daemon() -> None:
     async def scenario(cluster: ClusterWithRejectedPod) -> None:
         session = replace(cluster.session, daemon=ScriptedDaemon())  # type: ignore[arg-type]
         task = asyncio.ensure_future(end_rejected_pods(session, TerminationHistory()))
-        async with asyncio.timeout(10):
-            while cluster.pod_exists:
-                await asyncio.sleep(0.02)
+        await until(lambda: not cluster.pod_exists)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
