@@ -90,7 +90,7 @@ def upgrade(
     if now and not failed:
         from proxy.upgrade.replacement import replace_daemon
 
-        new = replace_daemon(socket, REPLACE_S, after=config.admin_path)
+        new = replace_daemon(socket, REPLACE_S, after=config.admin_path, answer_s=timeout)
         message = f"process {new.pid} has replaced the daemon"
         click.echo(f"{message}; calls that were in flight finish in the former process", err=as_json)
         if new.reason:

@@ -33,7 +33,11 @@ class Replacement:
 
 
 def replace_daemon(
-    admin: Path, timeout: float, ready_s: float = READY_S, after: Path | None = None
+    admin: Path,
+    timeout: float,
+    ready_s: float = READY_S,
+    after: Path | None = None,
+    answer_s: float | None = None,
 ) -> Replacement:
     """Replace the daemon, and wait a while until the new process is ready.
 
@@ -42,6 +46,7 @@ def replace_daemon(
         timeout: Seconds until another process must have the admin socket.
         ready_s: Seconds to wait after that until the process is ready.
         after: The admin socket of the new process, if the configuration names another one now.
+        answer_s: Seconds until the daemon must accept the request; ``timeout`` if None.
 
     Raises:
         TopoproxyError: The new process did not start and the daemon continues, or no process replaced it.
@@ -51,7 +56,7 @@ def replace_daemon(
     end, former = time.monotonic() + timeout, {_listening_pid(admin)}
     if after is not None and (other := _listening_pid_or_zero(after)):
         former.add(other)
-    query_admin(admin, "/successor", timeout, act=True)
+    query_admin(admin, "/successor", timeout if answer_s is None else answer_s, act=True)
     pid, reason = 0, ""
     while time.monotonic() < end:
         if found := _successor(admin, after, former):

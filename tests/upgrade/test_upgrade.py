@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +157,21 @@ def test_an_answer_without_a_version_is_a_warning(config: Path, tmp_path: Path, 
     with _serving(tmp_path / "admin.sock", {"/interface": lambda: answer}):
         done = upgrade("--check", "--config", config)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    socket = tmp_path / "admin.sock"
-    assert (
-        f"the running version is not known: the answer of the daemon at {socket} does not name it"
-        in " ".join(done.stdout.split())
-    )
+    answer_of = f"the answer of the daemon at {tmp_path}/admin.sock"
+    assert f"the running version is not known: {answer_of} does not name it" in " ".join(done.stdout.split())
+
+
+def test_a_daemon_that_hangs_is_not_waited_for_longer_than_requested(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("proxy.cli.upgrade.REPLACE_S", 3.0)
+    admin = tmp_path / "admin.sock"
+    with socket.socket(socket.AF_UNIX) as hanging:
+        hanging.bind(str(admin))
+        hanging.listen()
+        code = run_command_line(["upgrade", "--now", "--timeout", "0.2", "--config", str(config)])
+    error = f"topoproxy: cannot query the daemon at {admin}: no answer in 0.2 seconds\n"
+    assert (code, *capsys.readouterr()) == (69, "", error)
 
 
 def test_options_of_the_running_daemon_are_kept(config: Path, tmp_path: Path) -> None:
