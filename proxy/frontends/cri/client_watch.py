@@ -18,8 +18,8 @@ REPORT_AFTER_S = 60.0
 """After this many seconds without a client a problem is reported: kubelet reconnects within a few."""
 PERIOD_S = 5.0
 LIKELY_CAUSE = (
-    "kubelet's --container-runtime-endpoint probably names another socket; on a kubeadm node "
-    "kubeadm-flags.env and instance-config.yaml in /var/lib/kubelet win over config.yaml"
+    "kubelet probably uses another endpoint: the flag --container-runtime-endpoint, which kubeadm writes to "
+    "/var/lib/kubelet/kubeadm-flags.env, overrides config.yaml"
 )
 
 

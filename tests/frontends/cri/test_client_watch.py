@@ -44,6 +44,7 @@ def test_a_minute_without_a_client_is_a_problem_with_the_likely_cause() -> None:
     assert problem.startswith(NO_CLIENT)
     assert "kubeadm-flags.env" in problem
     assert LIKELY_CAUSE in problem
+    assert "instance-config.yaml" not in problem, "kubelet does not read that file"
     assert len(w.after(100)) == 1
     assert len(w.reported) == 1, "it is logged once"
     w.acceptor.connections = 1
