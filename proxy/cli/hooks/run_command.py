@@ -35,7 +35,7 @@ from proxy.model.errors import UsageError
     "pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set a key of the hook's Settings, as in the configuration: a list is [a, b], keys with texts are"
+    help="Set a key of the hook's Settings, as in the configuration: a list is [a, b], keys with values are"
     " {a: b}. May be given again.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
