@@ -54,9 +54,9 @@ def upgrade(
     the runtime is down, the reason is printed. If a check of --check fails, nothing is changed.
 
     Ends with 0 when no check fails (warnings do not count) and, with --now, the daemon is replaced; with 1
-    when a check fails, or the new process did not start; with 69 when the daemon does not answer. --describe
-    ends with 78 when the configuration is refused and with 77 when it may not be read, and prints nothing
-    then.
+    when a check fails, or the new process did not start; with 69 when the daemon does not answer; with 77
+    without permission for its socket or the ledger. --describe ends with 78 when the configuration is refused
+    and with 77 when it may not be read, and prints nothing then.
     """
     from proxy.cli.doctor import finding_lines
     from proxy.doctor.checks import CheckResult

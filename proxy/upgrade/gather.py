@@ -13,7 +13,7 @@ from proxy.config import Config, override
 from proxy.config.hooks import HooksConfig
 from proxy.hooks.loader.directories import HookFileState, scan_directories
 from proxy.hooks.loader.examination import check_file_in_child
-from proxy.model.errors import TopologyError, TopoproxyError, UsageError
+from proxy.model.errors import PermissionDeniedError, TopologyError, TopoproxyError, UsageError
 from proxy.observe.json_access import as_list, as_map
 from proxy.public_interfaces import interface, settings, shipped_unit
 from proxy.topology.reader import read_machine
@@ -40,6 +40,9 @@ def gather(
         timeout: Seconds for the answer of the daemon.
         running: The interfaces of the running version; read from the daemon if None.
         directories: The directories of installed units, the one with the highest priority first.
+
+    Raises:
+        PermissionDeniedError: This user may not use the admin socket, or not read the ledger.
     """
     no_report_reason, queried = "", running is None
     if running is None:
@@ -47,6 +50,8 @@ def gather(
             running = as_map(query_admin(socket, "/interface", timeout))
             if not isinstance(running.get("version"), str):
                 running, no_report_reason = {}, f"the answer of the daemon at {socket} does not name it"
+        except PermissionDeniedError:
+            raise
         except TopoproxyError as error:
             running, no_report_reason = {}, str(error)
     if not refused:
@@ -111,6 +116,8 @@ def _ledger(config: Config) -> str | None:
         refused = recover(read_small_file(str(path), LEDGER_LIMIT_BYTES)[0], machine.fingerprint).refused
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise PermissionDeniedError(f"cannot read {path}: {error.strerror}") from error
     except OSError as error:
         return f"cannot read {path}: {error.strerror}"
     except (ValueError, TopologyError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import socket
 from pathlib import Path
@@ -365,6 +366,23 @@ def test_a_configuration_that_is_refused_is_not_described(
     monkeypatch.setattr("proxy.cli.upgrade.read_config", denied)
     assert run_command_line(["upgrade", "--describe", "--config", str(config)]) == 77
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("unusable", ["query_admin", "read_small_file"])
+@pytest.mark.parametrize("step", ["--check", "--now"])
+def test_a_user_without_permission_learns_nothing_about_the_upgrade(
+    config: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, step: str, unusable: str
+) -> None:
+    def denied(*_args: object) -> None:
+        if unusable == "query_admin":
+            raise PermissionDeniedError("cannot query the daemon: Permission denied (it answers root)")
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(f"proxy.upgrade.gather.{unusable}", denied)
+    assert run_command_line(["upgrade", step, "--config", str(config)]) == 77
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "Permission denied" in output.err
 
 
 def test_what_to_do_must_be_specified_once(capsys: pytest.CaptureFixture) -> None:
