@@ -6,6 +6,7 @@ thread of kernel writes: no create waits for it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,9 @@ class CpusetMems:
         result = await self.worker.run(self._check, running)
         for container_id in self._failed & result.right.keys():
             context.telemetry.resolved(NOT_REPAIRED, containerID=container_id)
-        self._failed = {container.id for container, _ in result.failed}
+        failed = {container.id for container, _ in result.failed}
+        self._forget_failures(self._failed - result.right.keys() - failed)
+        self._failed = failed
         for container, message in result.failed:
             context.telemetry.problem(NOT_REPAIRED, **subject(container), err=message)
         drifted = [i for i in {*result.repaired, *result.wide} if i in held]
@@ -98,6 +101,16 @@ class CpusetMems:
         newest = context.state
         right = {c.id for c in newest.existing(result.right) if newest.desired_mems(c) == result.right[c.id]}
         context.store.handle(MemoryNodesCompared(frozenset(right), result.wide))
+
+    def forget_failures(self) -> None:
+        """Remove all problems of repairs: the plan is not applied to the node."""
+        self._forget_failures(self._failed)
+        self._failed = set()
+
+    def _forget_failures(self, container_ids: Collection[str]) -> None:
+        """Remove the problems of containers that no longer need the repair."""
+        for container_id in container_ids:
+            self._context.telemetry.forget(NOT_REPAIRED, containerID=container_id)
 
     # -- in the worker ------------------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ class KernelComparison:
     async def reconcile_without_plan(self) -> None:
         """Compare only the quotas (those of pods that were enforced): the plan is not applied to the node."""
         self._context.forget_errors()
+        self._parts.mems.forget_failures()
         self._missing_cgroups.report(())
         await self._additional_job(self._parts.quotas.once())
 

@@ -14,6 +14,8 @@ from msgspec import structs
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.call_events import RuntimeSyncDue, SavedCpusLearned
 from proxy.engine.container_events import ContainersUpdated
+from proxy.engine.node_events import ModeChanged
+from proxy.executor.cpuset_mems import NOT_REPAIRED
 from proxy.executor.kernel_ports import MemoryUse
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
@@ -225,6 +227,39 @@ def test_unreadable_memory_is_reported_and_does_not_affect_other_containers(
         )
         page = await world.executor.mems.page()
         assert page["containers"][0]["problem"] == "cannot read memory.numa_stat: broken"
+
+    run_scenario(scenario)
+
+
+def not_repaired(world: Any) -> list[object]:
+    return [p["keys"]["pod"] for p in world.executor.telemetry.problems() if p["message"] == NOT_REPAIRED]
+
+
+def test_a_repair_that_is_no_longer_needed_is_no_problem(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        lse = await owner(world)
+        world.cgroups.mems[lse] = BOTH
+        await world.sync.once()
+        assert not_repaired(world) == ["ns/lse"]
+        world.cgroups.mems[lse] = Mask((1,))  # node 0 is restored; whether node 1 can go is not examined yet
+        await world.sync.once()
+        assert not_repaired(world) == []
+        world.cgroups.mems[lse] = Mask((0,))
+        await world.sync.once()
+        assert not_repaired(world) == []
+
+    run_scenario(scenario)
+
+
+def test_a_released_node_has_no_memory_nodes_to_repair(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        lse = await owner(world)
+        world.cgroups.mems[lse] = BOTH
+        await world.sync.once()
+        assert not_repaired(world) == ["ns/lse"]
+        world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+        await world.sync.once()
+        assert not_repaired(world) == []
 
     run_scenario(scenario)
 
