@@ -88,16 +88,24 @@ def scheduler_extender(
     The extender needs the libraries of requirements-cluster.lock, which the container image has.
     docs/scheduler.md describes the configuration of kube-scheduler and the permissions.
     """
-    host, _, port = listen.rpartition(":")
+    host, colon, port = listen.rpartition(":")
     namespace, _, name = lease.partition("/")
-    if not port.isdecimal() or int(port) > MOST_PORT or not namespace or not name:
+    if not colon or not port.isdecimal() or int(port) > MOST_PORT:
         raise UsageError(
-            "cannot start the extender: --listen must be [HOST]:PORT, and --lease NAMESPACE/NAME"
+            f"cannot start the extender: --listen must be [HOST]:PORT, with a port up to {MOST_PORT}:"
+            f" {listen}"
         )
+    if not namespace or not name:
+        raise UsageError(f"cannot start the extender: --lease must be NAMESPACE/NAME: {lease}")
     if plain_http:
         if host not in ("127.0.0.1", "[::1]", "localhost"):
             raise UsageError(
                 f"cannot start the extender: --plain-http needs a loopback address in --listen, not {listen}"
+            )
+        if tls_cert or tls_key or client_ca:
+            raise UsageError(
+                "cannot start the extender: --tls-cert, --tls-key and --client-ca have no effect"
+                " with --plain-http"
             )
     elif not (tls_cert and tls_key and client_ca):
         raise UsageError(
