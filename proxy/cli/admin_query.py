@@ -11,6 +11,7 @@ import click
 from proxy.admin.client import query_admin
 from proxy.cli.settings import FiniteRange, config_option, read_config
 from proxy.model.errors import ConfigError, PermissionDeniedError, UnavailableError
+from proxy.observe.json_access import as_map
 
 if TYPE_CHECKING:
     from proxy.config import Config
@@ -107,6 +108,11 @@ def query_daemon(
         UnavailableError, InputError, PermissionDeniedError: As for ``query_admin``.
     """
     try:
-        return query_admin(config.admin_path, route, timeout, params, act=act)
+        answer = query_admin(config.admin_path, route, timeout, params, act=act)
     except UnavailableError as error:
         raise UnavailableError(f"{error} ({hint})") from error
+    if act and not str(as_map(answer).get("schema")).startswith("topoproxy-"):  # so nothing was done
+        raise UnavailableError(
+            f"cannot query the daemon at {config.admin_path}: what answers there is not topoproxy ({hint})"
+        )
+    return answer
