@@ -127,7 +127,11 @@ class PodCalls:
     def _pod_stopped(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.executor.sandboxes.stopped(context.target)
+        else:  # the runtime may have done it nevertheless
+            self.executor.reconcile_requested.set()
 
     def _pod_removed(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.executor.sandboxes.removed(context.target)
+        else:  # the runtime may have done it nevertheless
+            self.executor.reconcile_requested.set()

@@ -598,6 +598,29 @@ def test_stopping_and_removing_a_sandbox_releases_its_cpus(run_scenario) -> None
     run_scenario(scenario)
 
 
+@pytest.mark.parametrize("status", [None, 13], ids=["its client disconnected", "it failed"])
+@pytest.mark.parametrize("method", ["StopPodSandbox", "RemovePodSandbox"])
+def test_the_end_of_a_sandbox_is_looked_up_if_its_call_did_not_succeed(
+    run_scenario, method: str, status: int | None
+) -> None:
+    """The runtime may have stopped or removed the sandbox: nothing else may show that soon."""
+
+    async def scenario(world) -> None:
+        sandbox = await world.pod("lse", "LSE", "", "0-3")
+        world.executor.reconcile_requested.clear()
+        request = getattr(pb, f"{method}Request")(pod_sandbox_id=sandbox)
+        call = await world.call(method, request)
+        world.wire.finished(call, status)
+        assert sandbox in world.executor.state.pods
+        assert world.executor.reconcile_requested.is_set()
+        world.executor.reconcile_requested.clear()
+        call = await world.call(method, request)
+        world.wire.finished(call, 0)
+        assert not world.executor.reconcile_requested.is_set()
+
+    run_scenario(scenario)
+
+
 def test_a_sandbox_that_the_runtime_has_named_is_known_without_the_end_of_its_answer(run_scenario) -> None:
     async def scenario(world) -> None:
         call = await world.begin_pod("ls", "LS")
