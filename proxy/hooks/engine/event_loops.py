@@ -53,13 +53,15 @@ class LoopThread:
         self.ident = threading.get_ident()
         loop = self._loop
         asyncio.set_event_loop(loop)
-        while not self.is_closing and not self.is_abandoned:
+        while True:  # at least once, even if it begins late: a coroutine that is to be run has to be closed
             try:
                 loop.run_forever()
             except BaseException as error:  # noqa: BLE001 - a task raises SystemExit, or is overdue
                 forks.exit_if_child()
                 if not isinstance(error, OverdueError):
                     self._report_problem(f"a task of it has ended with {type(error).__name__}")
+            if self.is_closing or self.is_abandoned:
+                break
         self.has_returned = True
         try:
             self._cancel_tasks(loop)

@@ -217,6 +217,8 @@ class HookSequence:
 
     def _take_from_hook(self, holder: CallHolder) -> bool:
         """Withdraw the ticket of the hook that is called; return False if the hook has just answered."""
+        if not holder.ticket:
+            return False  # it may have been withdrawn before: the next hook has not begun yet
         if isinstance(holder.runs_in, Runner) and holder.slots is not None:
             # Set first: the runner may find at once that it lost the call.
             self._abandoned[holder.runs_in] = holder.slots

@@ -6,6 +6,8 @@ import asyncio
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -488,6 +490,30 @@ def test_an_error_in_an_abandoned_runner_does_not_end_the_call(setup: Any) -> No
     assert call.outcome is not None
 
 
+def test_a_late_hook_has_returned_even_if_the_next_one_began_late(
+    setup: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the next hook begins, the deadline of the late one is checked again and again."""
+    run, begun = Runner._run_thread, list[Runner]()
+
+    def run_second_late(runner: Runner) -> None:
+        begun.append(runner)
+        if len(begun) == 2:
+            time.sleep(4 * SHORT_S)
+        run(runner)
+
+    monkeypatch.setattr(Runner, "_run_thread", run_second_late)
+
+    async def scenario() -> None:
+        setup.use(hook("10-a", setup.hang), hook("20-b", good, timeout=30.0))
+        assert (await setup.call()).adjustment.envs == {"GOOD": "1"}
+        assert setup.report("10-a").hung == 1
+        setup.gate.set()
+        await setup.until(lambda: setup.report("10-a").hung == 0)
+
+    setup.run(scenario)
+
+
 def test_an_internal_error_about_a_late_hook_ends_the_call(
     setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,6 +533,27 @@ def test_an_abandoned_event_loop_thread_ends() -> None:
     loop_thread = LoopThread("x", print, has_ended.set)
     loop_thread.abandon()
     assert has_ended.wait(30)
+
+
+@pytest.mark.parametrize("end", [LoopThread.abandon, LoopThread.close])
+def test_a_coroutine_of_a_loop_that_begins_after_its_end_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[LoopThread], None]
+) -> None:
+    """On a busy machine, the thread may begin after the deadline of the call."""
+    may_begin, has_returned, has_exited = threading.Event(), threading.Event(), threading.Event()
+    run = LoopThread._run_thread
+
+    def run_late(loop_thread: LoopThread) -> None:
+        may_begin.wait(30)
+        run(loop_thread)
+
+    monkeypatch.setattr(LoopThread, "_run_thread", run_late)
+    loop_thread = LoopThread("x", print, has_exited.set)
+    loop_thread.start(partial(asleep, None), [], lambda task: has_returned.set())
+    end(loop_thread)
+    may_begin.set()
+    assert has_exited.wait(30)
+    assert has_returned.is_set()
 
 
 def test_a_stuck_thread_is_interrupted_a_limited_number_of_times(

@@ -333,7 +333,7 @@ def test_a_removed_hook_leaves_no_event_loop(setup: Any) -> None:
         asyncio.get_running_loop().create_task(asyncio.sleep(60))
 
     async def scenario() -> None:
-        old = hook("10-a", goodbye, "shutdown", timeout=0.1)
+        old = hook("10-a", goodbye, "shutdown", timeout=30.0)
         setup.use(old)
         setup.use()
         assert await setup.engine.notify_one(old, Shutdown("removed")) is None
