@@ -89,8 +89,15 @@ class Watch:
             if i != owner and has[i] & own
         ]
         self.looks += 1
-        self.most = max(self.most, len(both.keys() - self._applied))
-        self._applied = set(both)
+
+    def count(self) -> None:
+        """Compare the containers to which the plan is applied with those before the last event.
+
+        Two steps may end between two looks: a step that took longer than the period is followed at once.
+        """
+        applied = set(self.settled())
+        self.most = max(self.most, len(applied - self._applied))
+        self._applied = applied
 
     @asynccontextmanager
     async def on(self) -> AsyncIterator[None]:
@@ -101,10 +108,21 @@ class Watch:
                 self.look()
                 await asyncio.sleep(0.005)
 
+        assert self._daemon.executor is not None
+        store = self._daemon.executor.store
+        handle = store.handle
+
+        def handle_and_count(event: Any) -> Any:
+            effects = handle(event)
+            self.count()
+            return effects
+
+        store.handle = handle_and_count  # type: ignore[method-assign]
         task = asyncio.ensure_future(looking())
         try:
             yield
         finally:
+            store.handle = handle  # type: ignore[method-assign]
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
