@@ -154,7 +154,7 @@ def test_a_new_token_is_used_before_the_former_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_client, "COMPARE_S", 0.05)
-    monkeypatch.setattr(api_client, "RETIRE_S", 0.5)
+    monkeypatch.setattr(api_client, "RETIRE_S", 2.0)
 
     async def test(client: ApiClient, former: ServerWithTls, new: ServerWithTls) -> None:
         await client.get("/apis")

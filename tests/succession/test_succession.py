@@ -223,13 +223,13 @@ def test_a_call_held_during_a_replacement_is_refused_and_never_forwarded(
     monkeypatch.setattr("proxy.daemon_handover.GOAWAY_S", 0.1)
     monkeypatch.setattr("proxy.daemon_handover.PLACING_CALLS_S", placing_s)
     with temporary_node() as node:
-        daemon = node.daemon(f"drainTimeout: {drain}\ncallTimeout: 1s")
+        daemon = node.daemon(f"drainTimeout: {drain}\ncallTimeout: 3s")
 
         async def scenario() -> None:
             assert daemon.executor is not None
             assert daemon.parts.call_flow is not None
             assert daemon.parts.acceptor is not None
-            daemon.executor.reconciled.clear()  # calls are held until a reconcile, for one second at most
+            daemon.executor.reconciled.clear()  # calls are held until a reconcile, for three seconds at most
 
             def late() -> None:
                 with node.client() as client, pytest.raises(UnavailableError, match="connect again"):
@@ -242,7 +242,7 @@ def test_a_call_held_during_a_replacement_is_refused_and_never_forwarded(
             daemon.replacement.successor = Prepared()  # type: ignore[assignment]
             await daemon.hand_over(lambda: False)
             await held_call
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(3.2)
             assert not any(call.method == "RunPodSandbox" for call in node.runtime.calls)
 
         run(daemon, scenario, reconciled=True)
