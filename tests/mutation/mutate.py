@@ -78,7 +78,7 @@ THROUGH_THE_EXECUTOR = (
 SLOW_WITHOUT_THE_ENGINE = (
     "best_effort_groups ledger_codec reservation_records worker_health background decision_history"
 )
-ENGINE_TESTS = "claims errors breaker checks calls notifier runners deadlines chaos"
+ENGINE_TESTS = "claims errors breaker checks calls pure notifier runners deadlines chaos"
 PACKAGES: dict[str, list[Part]] = {
     "allocation": [Part(["proxy/allocation"], ["tests/allocation"])],
     "pools": [Part(["proxy/pools"], ["tests/pools"])],

@@ -528,6 +528,17 @@ def test_an_internal_error_about_a_late_hook_ends_the_call(
     setup.run(scenario)
 
 
+def test_a_hook_gets_another_event_loop_when_its_own_is_closing() -> None:
+    slots = HookSlots(hook("10-a", asleep), print)
+    first = slots.loop_thread()
+    assert slots.loop_thread() is first
+    first.close()
+    second = slots.loop_thread()
+    assert second is not first
+    slots.close()
+    assert second.is_closing
+
+
 def test_an_abandoned_event_loop_thread_ends() -> None:
     has_ended = threading.Event()
     loop_thread = LoopThread("x", print, has_ended.set)

@@ -52,6 +52,16 @@ def runners() -> Any:
     pool.close()
 
 
+def test_a_runner_that_returns_before_it_is_abandoned_does_not_count_as_stuck(runners: Runners) -> None:
+    """The thread detects that it has lost its call before the event loop abandons it."""
+    work = Work(lambda: None, JobResult.ABANDONED)
+    runners.start(work)
+    assert work.has_returned.wait(LIMIT_S)
+    assert work.runner is not None
+    runners.abandon(work.runner)
+    assert (runners.stuck, runners.alive) == (0, 0)
+
+
 def test_an_idle_runner_is_used_again_and_a_second_one_only_if_busy(runners: Runners) -> None:
     gate = threading.Event()
     for _ in range(20):
