@@ -78,6 +78,7 @@ THROUGH_THE_EXECUTOR = (
 SLOW_WITHOUT_THE_ENGINE = (
     "best_effort_groups ledger_codec reservation_records worker_health background decision_history"
 )
+EXECUTOR_TESTS = "ledger_and_runtime_sync cpuset_writer single_line_regressions client_calls failures random"
 ENGINE_TESTS = "claims errors breaker checks calls pure notifier runners deadlines chaos"
 PACKAGES: dict[str, list[Part]] = {
     "allocation": [Part(["proxy/allocation"], ["tests/allocation"])],
@@ -102,10 +103,8 @@ PACKAGES: dict[str, list[Part]] = {
     "executor": [
         Part(
             ["proxy/executor", *CALLS],
-            tests_of(
-                "executor",
-                "ledger_and_runtime_sync cpuset_writer single_line_regressions client_calls failures random",
-            ),
+            tests_of("executor", EXECUTOR_TESTS),
+            all_but("tests/executor", EXECUTOR_TESTS),
         ),
     ],
     "pages": [
