@@ -252,7 +252,7 @@ def measure(seconds: float, reconciles: int = START_RECONCILES) -> tuple[list[li
         wait_until(
             lambda: counter(daemon, "reconciles") >= reconciles, 60, "the daemon does not reconcile", daemon
         )
-        time.sleep(2)
+        time.sleep(2)  # the last of them may still have work in a worker thread
 
         def span(work: Callable[[float], object]) -> float:
             before, begun = daemon.cpu_ms(), time.monotonic()

@@ -111,7 +111,7 @@ def query_daemon(
         answer = query_admin(config.admin_path, route, timeout, params, act=act)
     except UnavailableError as error:
         raise UnavailableError(f"{error} ({hint})") from error
-    if act and not str(as_map(answer).get("schema")).startswith("topoproxy-"):  # so nothing was done
+    if act and not str(as_map(answer).get("schema")).startswith("topoproxy-"):
         raise UnavailableError(
             f"cannot query the daemon at {config.admin_path}: what answers there is not topoproxy ({hint})"
         )

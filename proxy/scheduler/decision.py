@@ -142,7 +142,8 @@ def evaluate(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
     if demand.pod.qos in STRICT and verdict.cpus:
         demand = with_cpus(demand, resource_status(node, verdict))  # it arrives with the CPUs of this order
     pods = (*expected.pending, demand)
-    kinds = Counter(pod.signature_for(by_namespace=node.distinguishes_namespaces) for pod in pods)
+    by_namespace = node.rules.admission.distinguish_namespaces
+    kinds = Counter(pod.signature_for(by_namespace=by_namespace) for pod in pods)
     if not expected.pending or (len(kinds) == 1 and not expected.ended):
         return verdict
     possibly_rejected = _possibly_rejected(node, pods)
@@ -343,7 +344,7 @@ def _rejected_in_some_order(
             (``_possibly_rejected``).
     """
     pods = (*expected.pending, demand)
-    by_namespace = expected.node.distinguishes_namespaces
+    by_namespace = expected.node.rules.admission.distinguish_namespaces
     signatures = [pod.signature_for(by_namespace=by_namespace) for pod in pods]
     turns: tuple[PodDemand | CpuSet, ...] = (*pods, *expected.ended)
     equal = [

@@ -145,11 +145,6 @@ class SchedulableNode(Struct, frozen=True):
     names_owners: bool = False
     by_koordlet: bool = False
 
-    @property
-    def distinguishes_namespaces(self) -> bool:
-        """Whether equal pods of two namespaces may get different verdicts."""
-        return self.rules.admission.distinguish_namespaces
-
     def gives_cpus(self, pod: PodDemand) -> bool:
         """Return whether the node gives a pod the exclusive CPUs that it requests."""
         return pod.owns_cpus(static=self.is_static_for(pod))

@@ -64,7 +64,7 @@ class NodeRow(Struct):
 
     def pending_signatures(self) -> tuple[Hashable, ...]:
         """Return the signatures of the pending pods, as far as they matter for verdicts on this node."""
-        by_namespace = self.node is not None and self.node.distinguishes_namespaces
+        by_namespace = self.node is not None and self.node.rules.admission.distinguish_namespaces
         return tuple(assumed.demand.signature_for(by_namespace=by_namespace) for assumed in self.pending)
 
     def owned_by(self, demand: PodDemand, count: int) -> int:

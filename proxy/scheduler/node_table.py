@@ -75,7 +75,8 @@ class NodeTable:
         self._class_of: dict[str, int] = {}
         self._shapes: dict[int, tuple[Node, int]] = {}
         self._last_shape = 0
-        self._distinguishing_namespaces: set[str] = set()
+        self._with_namespace_rules: set[str] = set()
+        """The nodes whose rules distinguish namespaces."""
         self._verdicts: dict[object, dict[int, NodeVerdict]] = {}
         self._verdict_count = 0
         self.evaluations = 0
@@ -87,10 +88,9 @@ class NodeTable:
         """Record the facts of a node."""
         row = self._rows.setdefault(node.name, NodeRow())
         row.node, row.problem = node, ""
-        if node.distinguishes_namespaces:
-            self._distinguishing_namespaces.add(node.name)
-        else:
-            self._distinguishing_namespaces.discard(node.name)
+        self._with_namespace_rules.discard(node.name)
+        if node.rules.admission.distinguish_namespaces:
+            self._with_namespace_rules.add(node.name)
         row.counts, row.most_free_on_numa_node = (
             (self._shape(node.rules), *verdict_counts(node)),
             most_free_cpus(node),
@@ -100,10 +100,7 @@ class NodeTable:
 
     def put_unknown(self, name: str, problem: str) -> None:
         """Record that nothing can be decided for a node, and why."""
-        row = self._rows.setdefault(name, NodeRow())
-        row.node, row.problem, row.pending = None, problem, ()
-        self._class_of.pop(name, None)
-        self._distinguishing_namespaces.discard(name)
+        self._forget_facts(name, self._rows.setdefault(name, NodeRow()), problem)
 
     def put_allocatable(self, name: str, allocatable: Mapping[str, int], now: float = -inf) -> None:
         """Record the allocatable amounts of a Node object.
@@ -125,10 +122,8 @@ class NodeTable:
     def remove(self, name: str) -> None:
         """Forget a node; its pods stay assumed until they are gone: the node may come back."""
         if row := self._rows.get(name):
-            row.node, row.problem, row.pending = None, NOT_KNOWN, ()
+            self._forget_facts(name, row, NOT_KNOWN)
             row.allocatable, row.taints = {}, ()
-            self._class_of.pop(name, None)
-            self._distinguishing_namespaces.discard(name)
             self._drop_if_empty(name)
 
     def node(self, name: str) -> SchedulableNode | None:
@@ -297,7 +292,7 @@ class NodeTable:
 
     def signature_of(self, demand: PodDemand) -> Hashable:
         """Return what is equal for pods that get the same verdicts from these nodes."""
-        return demand.signature_for(by_namespace=bool(self._distinguishing_namespaces))
+        return demand.signature_for(by_namespace=bool(self._with_namespace_rules))
 
     def is_tainted(self, name: str, demand: PodDemand) -> bool:
         """Return whether kube-scheduler excludes a node for a pod because of its taints."""
@@ -384,6 +379,12 @@ class NodeTable:
         if row := self._rows.get(demand.node):
             row.count(demand, -1)
             self._drop_if_empty(demand.node)
+
+    def _forget_facts(self, name: str, row: NodeRow, problem: str) -> None:
+        """Forget the facts of a node, about which nothing can be decided any more."""
+        row.node, row.problem, row.pending = None, problem, ()
+        self._class_of.pop(name, None)
+        self._with_namespace_rules.discard(name)
 
     def _drop_if_empty(self, name: str) -> None:
         """Forget the row of a node that does not exist as soon as no pod is bound to it."""
